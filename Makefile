@@ -1,0 +1,36 @@
+# The two commands of the README are `make run` and `make test`. Both make .venv first, which
+# takes some minutes the first time and none after that.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROFILE ?= quick
+INSTALLED := $(VENV)/.installed
+
+.PHONY: run test lab bench site lint clean
+
+run: $(INSTALLED)
+	$(BIN)/dslib run --profile $(PROFILE)
+
+test: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/dslib lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lab: $(INSTALLED)
+	$(BIN)/dslib lab
+
+bench: $(INSTALLED)
+	$(BIN)/dslib bench muon
+
+site: $(INSTALLED)
+	$(BIN)/python docs/make_readme.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else "Python %d.%d is too old: dslib needs 3.11 or newer. Name one: make PYTHON=python3.12 …" % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info runs

@@ -1,0 +1,204 @@
+"""A small Llama-style decoder: RMSNorm, rotary positions, SwiGLU, attention of one's choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dslib.attention import apply_rotary, attention_scores, dense_attention, rotary_angles
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes of a :class:`Decoder`. ``mlp`` is ``"swiglu"`` (three matrices, Llama) or ``"two_layer"``
+    (two matrices [4H, H] with GELU, as in Moonlight's Table 1); ``mlp_size=None`` is 8/3·H rounded up
+    to a multiple of 16 for SwiGLU and 4·H for two layers. ``kv_heads=None`` is one per head."""
+
+    vocab_size: int = 256
+    d_model: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int | None = None
+    mlp: str = "swiglu"
+    mlp_size: int | None = None
+    tie_embeddings: bool = False
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "layers", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.d_model % self.heads or self.head_dim % 2:
+            raise ValueError(
+                f"d_model={self.d_model} over heads={self.heads} must give an even whole head size"
+            )
+        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
+        if self.mlp not in ("swiglu", "two_layer"):
+            raise ValueError(f"mlp={self.mlp!r} is unknown; use 'swiglu' or 'two_layer'")
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.d_model // self.heads
+
+    @property
+    def hidden(self) -> int:
+        """Size of the MLP's inner space."""
+        if self.mlp_size is not None:
+            return self.mlp_size
+        return 4 * self.d_model if self.mlp == "two_layer" else 16 * math.ceil(8 * self.d_model / 3 / 16)
+
+
+class KVCache:
+    """Keys and values of the positions decoded so far, one pair a layer: (batch, kv_heads, time, dim)."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def length(self) -> int:
+        """How many positions are stored."""
+        return next(iter(self.layers.values()))[0].shape[-2] if self.layers else 0
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new positions of a layer; returns all of its keys and values."""
+        if layer in self.layers:
+            old_k, old_v = self.layers[layer]
+            k, v = torch.cat((old_k, k), dim=-2), torch.cat((old_v, v), dim=-2)
+        self.layers[layer] = (k, v)
+        return k, v
+
+
+class SelfAttention(nn.Module):
+    """Multi-head (or grouped-query) causal self-attention with rotary positions.
+
+    Another attention is plugged into :class:`Decoder` as a module with this constructor and ``forward``.
+    """
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        kv_size = (config.kv_heads or config.heads) * config.head_dim
+        self.query = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.key = nn.Linear(config.d_model, kv_size, bias=False)
+        self.value = nn.Linear(config.d_model, kv_size, bias=False)
+        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+
+    def _queries_and_keys(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(offset, offset + x.shape[1], device=x.device)
+        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_base)
+        return apply_rotary(self._heads(self.query(x)), angles), apply_rotary(
+            self._heads(self.key(x)), angles
+        )
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Attention logits of a whole sequence, (batch, heads, time, time), −inf where none may look."""
+        return attention_scores(*self._queries_and_keys(x, 0))
+
+    def forward(self, x: Tensor, cache: KVCache | None = None, offset: int = 0) -> Tensor:
+        """x: (batch, time, d_model) at positions ``offset`` and on → the same shape."""
+        q, k = self._queries_and_keys(x, offset)
+        v = self._heads(self.value(x))
+        if cache is not None:
+            k, v = cache.append(self.layer, k, v)
+        return self.output(dense_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """SwiGLU, W_down(silu(W_gate·x) ⊙ W_up·x) (arXiv:2002.05202), or W_down·gelu(W_up·x)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.d_model, config.hidden, bias=False) if config.mlp == "swiglu" else None
+        self.up = nn.Linear(config.d_model, config.hidden, bias=False)
+        self.down = nn.Linear(config.hidden, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., d_model) → the same shape."""
+        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        return self.down(inner)
+
+
+class Block(nn.Module):
+    """One pre-norm layer: x + attention(norm(x)), then x + MLP(norm(x))."""
+
+    def __init__(self, config: DecoderConfig, layer: int, attention: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.attention = attention(config, layer)
+        self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None, offset: int = 0) -> Tensor:
+        """x: (batch, time, d_model) → the same shape."""
+        x = x + self.attention(self.attention_norm(x), cache=cache, offset=offset)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model.
+
+    ``attention(config, layer)`` makes the attention module of a layer. Weights come from ``seed``
+    alone: normal of deviation 1/√(inputs) — with the two maps that write into the residual stream
+    divided by √(2·layers) — and 0.02 for embedding and head.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, attention: Callable[..., nn.Module] = SelfAttention, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config, layer, attention) for layer in range(config.layers))
+        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self._initialize(seed)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embedding.weight
+
+    @torch.no_grad()
+    def _initialize(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.ndim < 2:
+                continue  # the gains of norms stay 1
+            if name.startswith(("embedding", "lm_head")):
+                deviation = 0.02
+            else:
+                deviation = weight.shape[1] ** -0.5
+                if name.endswith(("attention.output.weight", "mlp.down.weight")):
+                    deviation /= math.sqrt(2 * self.config.layers)
+            weight.normal_(0, deviation, generator=generator)
+
+    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+        """tokens: (batch, time) int64 → logits (batch, time, vocab_size).
+
+        With a ``cache``, the tokens continue what it holds, and it grows by them.
+        """
+        offset = cache.length if cache is not None else 0
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, cache=cache, offset=offset)
+        return self.lm_head(self.norm(x))
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats a token; tokens, targets: (batch, time) int64."""
+        return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
+
+    def training_flops_per_token(self, context: int) -> int:
+        """6·(parameters that multiply) + 6·layers·context·d_model for causal attention's two products,
+        forward and backward; the embedding is a look-up and counts nothing."""
+        multiplying = sum(p.numel() for p in self.parameters()) - self.embedding.weight.numel()
+        if self.config.tie_embeddings:
+            multiplying += self.embedding.weight.numel()
+        return 6 * multiplying + 6 * self.config.layers * context * self.config.d_model

@@ -1,0 +1,257 @@
+"""Training a small decoder: one configuration in, one table of measurements out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
+from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run. ``optimizer`` is ``"adamw"`` for everything, or ``"muon"``: Muon for the matrices and AdamW
+    for the rest, at the same ``lr`` and ``weight_decay`` (Moonlight §2.2). ``rest_lr`` gives the rest —
+    embedding, head, norms — a learning rate of its own, under either optimizer.
+
+    The learning rate rises linearly over ``warmup`` of the steps and falls on a cosine to ``final_lr``
+    of its peak: each run ends its own schedule. Batches are ``batch_size`` windows of ``context``
+    bytes of ``corpus`` (None: the standard library). The same ``seed`` gives the same weights and
+    batches to every optimizer.
+    """
+
+    model: DecoderConfig = field(default_factory=DecoderConfig)
+    optimizer: str = "adamw"
+    steps: int = 400
+    batch_size: int = 8
+    context: int = 128
+    lr: float = 4e-3
+    rest_lr: float | None = None
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    ns_steps: int = 5
+    coefficients: str = "jordan"
+    adjust_lr: str | None = "match_rms_adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup: float = 0.1
+    final_lr: float = 0.1
+    seed: int = 0
+    evaluations: int = 8
+    evaluation_windows: int = 64
+    corpus: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("adamw", "muon"):
+            raise ValueError(f"optimizer={self.optimizer!r} is unknown; use 'adamw' or 'muon'")
+        for name in ("steps", "batch_size", "context", "evaluations", "evaluation_windows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run measured. ``train_loss`` has an entry a step; the lists from ``at`` on have one an
+    evaluation: steps done, validation loss, and what :func:`probe` returns. Losses are nats a token.
+    ``final_loss`` is the last validation loss; ``seconds`` and ``optimizer_seconds`` are wall time."""
+
+    config: TrainConfig
+    train_loss: list[float]
+    at: list[int]
+    validation_loss: list[float]
+    weight_rms: list[float]
+    activation_rms: list[float]
+    largest_logit: list[float]
+    logits_above: list[float]
+    flops: float
+    seconds: float
+    optimizer_seconds: float
+
+    @property
+    def final_loss(self) -> float:
+        """Validation loss after the last step."""
+        return self.validation_loss[-1]
+
+
+#: Attention logits past this are counted by :func:`probe` (MuonClip's threshold is 100 at 1 T
+#: parameters; a small model's softmax is already nearly one-hot at 20).
+LOGIT_THRESHOLD = 20.0
+
+
+def make_optimizers(model: Decoder, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """The optimizers of a run: AdamW alone, or Muon for the matrices and AdamW for the rest."""
+    adamw = {"betas": config.betas, "weight_decay": config.weight_decay}
+    rest_lr = config.lr if config.rest_lr is None else config.rest_lr
+    matrices, rest = param_groups_for_muon(model)
+    if config.optimizer == "adamw":
+        groups = [{"params": matrices, "lr": config.lr}, {"params": rest, "lr": rest_lr}]
+        return [torch.optim.AdamW(groups, **adamw)]
+    muon = Muon(
+        matrices,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.ns_steps,
+        coefficients=config.coefficients,
+        adjust_lr=config.adjust_lr,
+    )
+    return [muon, torch.optim.AdamW(rest, lr=rest_lr, **adamw)]
+
+
+def learning_rate_factor(step: int, config: TrainConfig) -> float:
+    """Share of the peak learning rate at ``step`` (0-based): linear warm-up, then a cosine."""
+    warmup = max(1, round(config.warmup * config.steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, config.steps - warmup)
+    return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def flops_per_step(config: TrainConfig) -> float:
+    """Model FLOPs of one step, plus Newton–Schulz's for Muon."""
+    model = Decoder(config.model)
+    flops = config.batch_size * config.context * model.training_flops_per_token(config.context)
+    if config.optimizer == "muon":
+        matrices, _ = param_groups_for_muon(model)
+        flops += sum(newton_schulz_flops(weight.shape, config.ns_steps) for weight in matrices)
+    return float(flops)
+
+
+def with_compute(config: TrainConfig, flops: float) -> TrainConfig:
+    """The same run with as many whole steps as ``flops`` buys, its schedule fitted to them.
+
+    Raises ValueError when it buys none.
+    """
+    steps = int(flops / flops_per_step(config))
+    if steps < 1:
+        raise ValueError(f"flops={flops:.3g} buys no step of {flops_per_step(config):.3g}")
+    return replace(config, steps=steps)
+
+
+@torch.no_grad()
+def probe(model: Decoder, tokens: Tensor) -> dict[str, float]:
+    """Sizes inside a model on ``tokens`` (batch, time): ``weight_rms`` over all of Muon's matrices,
+    ``activation_rms`` over the outputs of all attention and MLP modules, ``largest_logit``, and
+    ``logits_above``: the share of the attention logits (of keys that may be seen) past
+    ``LOGIT_THRESHOLD`` in size."""
+    matrices, _ = param_groups_for_muon(model)
+    squares = sum(weight.square().sum().item() for weight in matrices)
+    outputs: list[Tensor] = []
+    logits: list[Tensor] = []
+    hooks = []
+    for block in model.blocks:
+        for module in (block.attention, block.mlp):
+            hooks.append(module.register_forward_hook(lambda _, __, output: outputs.append(output)))
+        if hasattr(block.attention, "logits"):
+            hooks.append(
+                block.attention.register_forward_pre_hook(
+                    lambda module, inputs: logits.append(module.logits(inputs[0]))
+                )
+            )
+    try:
+        model(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    visible = torch.cat([layer[layer.isfinite()].abs() for layer in logits]) if logits else torch.zeros(1)
+    return {
+        "weight_rms": math.sqrt(squares / sum(weight.numel() for weight in matrices)),
+        "activation_rms": torch.stack([output.square().mean() for output in outputs]).mean().sqrt().item(),
+        "largest_logit": visible.max().item(),
+        "logits_above": (visible > LOGIT_THRESHOLD).double().mean().item(),
+    }
+
+
+@torch.no_grad()
+def validation_loss(model: Decoder, windows: tuple[Tensor, Tensor], batch_size: int = 32) -> float:
+    """Mean loss over ``windows`` = (inputs, targets), (count, context) int64, in nats a token."""
+    inputs, targets = windows
+    total = 0.0
+    for start in range(0, len(inputs), batch_size):
+        part = slice(start, start + batch_size)
+        total += model.loss(inputs[part], targets[part]).item() * len(inputs[part])
+    return total / len(inputs)
+
+
+def train(config: TrainConfig) -> TrainResult:
+    """Train a decoder on the CPU from scratch; deterministic for a given machine and thread count.
+
+    A loss that stops being finite ends the run early: the remaining entries are ``inf``, so that a
+    search sees a diverged run as a bad one.
+    """
+    corpus = load_corpus(config.corpus)
+    windows = evaluation_windows(corpus.validation, config.evaluation_windows, config.context)
+    model = Decoder(config.model, seed=config.seed)
+    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
+    stream = batches(corpus.train, config.batch_size, config.context, generator)
+    optimizers = make_optimizers(model, config)
+    groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+    marks = sorted(
+        {round(config.steps * part / config.evaluations) for part in range(1, config.evaluations + 1)} - {0}
+    )
+    train_loss: list[float] = []
+    records: list[dict[str, float]] = []
+    optimizer_seconds, began = 0.0, time.perf_counter()
+    for step in range(config.steps):
+        for group, peak in groups:
+            group["lr"] = peak * learning_rate_factor(step, config)
+        loss = model.loss(*next(stream))
+        loss.backward()
+        train_loss.append(loss.item())
+        if not math.isfinite(train_loss[-1]):
+            break
+        before = time.perf_counter()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        optimizer_seconds += time.perf_counter() - before
+        if step + 1 in marks:
+            records.append({"loss": validation_loss(model, windows), **probe(model, windows[0][:4])})
+    train_loss += [math.inf] * (config.steps - len(train_loss))
+    nothing = dict.fromkeys(
+        ("loss", "weight_rms", "activation_rms", "largest_logit", "logits_above"), math.inf
+    )
+    records += [nothing] * (len(marks) - len(records))
+    return TrainResult(
+        config=config,
+        train_loss=train_loss,
+        at=marks,
+        validation_loss=[record["loss"] for record in records],
+        weight_rms=[record["weight_rms"] for record in records],
+        activation_rms=[record["activation_rms"] for record in records],
+        largest_logit=[record["largest_logit"] for record in records],
+        logits_above=[record["logits_above"] for record in records],
+        flops=config.steps * flops_per_step(config),
+        seconds=time.perf_counter() - began,
+        optimizer_seconds=optimizer_seconds,
+    )
+
+
+def train_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[TrainResult]:
+    """Train every configuration in worker processes of one thread each, ``jobs`` at a time; results come
+    in the order of ``configs``, each as soon as it and those before it are done.
+
+    One thread a run whatever ``jobs`` is: the numbers do not depend on how many run at once. Any
+    joblib backend set by ``joblib.parallel_config`` is used.
+    """
+    import joblib
+
+    tasks = [joblib.delayed(_train_on_one_thread)(config) for config in configs]
+    yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+
+
+def _train_on_one_thread(config: TrainConfig) -> TrainResult:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return train(config)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,208 @@
+"""The Muon optimizer: momentum, orthogonalised by Newton–Schulz iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslib.optim.newton_schulz import coefficient_schedule, newton_schulz
+from dslib.optim.update_rms import ADAMW_RMS, ADJUST_LR_MODES, adjusted_lr_factor, update_rms
+
+#: Equal shapes share one batched iteration, in batches of at most this many entries.
+_BATCH_ENTRIES = 2**24
+
+
+class Muon(torch.optim.Optimizer):
+    """MomentUm Orthogonalised by Newton–Schulz (Jordan 2024), with Moonlight's weight decay and scale.
+
+        Mₜ = μ·Mₜ₋₁ + Gₜ                                      Moonlight eq. 1, arXiv:2502.16982
+        Oₜ = NewtonSchulz(Gₜ + μ·Mₜ  if nesterov else  Mₜ)     eq. 2
+        Wₜ = Wₜ₋₁ − lr·(factor·Oₜ + λ·Wₜ₋₁)                    eq. 3 and 4
+
+    ``params``: an iterable of parameters, of (name, parameter) pairs, or of group dictionaries, each
+    of which may set every option below for itself. Parameters have at least two dimensions; a
+    convolution weight counts as [out, in·kh·kw]. For the rest of a model use another optimizer:
+    :func:`dslib.optim.param_groups_for_muon` splits them.
+
+    ``adjust_lr`` names the factor: see :func:`dslib.optim.adjusted_lr_factor`; ``"update_norm"``
+    divides each update by its own RMS and multiplies by 0.2. The decay uses the unadjusted ``lr``.
+    ``split_sizes`` (in a group): block heights along dimension 0 of a fused weight, (q, k, v) or
+    (gate, up), unequal ones too; each block is orthogonalised and scaled as a parameter of its own.
+    ``hidden_size`` (in a group): the H of ``adjust_lr="baseline"``.
+
+    A parameter whose gradient is None is left alone, its decay too; a zero gradient still decays.
+    Gradients and momentum buffers are never changed by the orthogonalisation. All matrices of one
+    shape, transposed or not, are orthogonalised in one batch. State: ``momentum_buffer``, of the parameter's shape.
+
+    Raises ValueError, naming the option and its value, for a negative or NaN lr or weight_decay,
+    momentum outside [0, 1), ns_steps below 1, unknown modes, parameters of fewer than two dimensions
+    and split_sizes that do not add up — in ``add_param_group`` too. ``step`` raises RuntimeError for
+    a sparse gradient before it changes any parameter.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        coefficients: Any = "jordan",
+        adjust_lr: str | None = "match_rms_adamw",
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_steps": ns_steps,
+            "coefficients": coefficients,
+            "adjust_lr": adjust_lr,
+            "split_sizes": None,
+            "hidden_size": None,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with options of its own; checked as the constructor checks, before it is added."""
+        param_group = dict(param_group)
+        members = param_group["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        param_group["params"] = members
+        _check_options({**self.defaults, **param_group})
+        for position, member in enumerate(members):
+            name, parameter = member if isinstance(member, tuple) else (f"number {position}", member)
+            _check_parameter(name, parameter, param_group.get("split_sizes"))
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every parameter that has a gradient. Returns the closure's loss, if one is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        active = [
+            (group, parameters)
+            for group in self.param_groups
+            if (parameters := [p for p in group["params"] if p.grad is not None])
+        ]
+        for _, parameters in active:
+            for p in parameters:
+                if p.grad.is_sparse or p.grad.layout != torch.strided:
+                    raise RuntimeError(
+                        f"the gradient of a parameter of shape {tuple(p.shape)} is {p.grad.layout}: Muon needs dense "
+                        "gradients; use sparse=False in the embedding, or another optimizer for it"
+                    )
+        blocks = [block for group, parameters in active for block in self._blocks(group, parameters)]
+        for same in _by_kind(blocks):
+            self._orthogonalize_and_apply(same)
+        return loss
+
+    def _blocks(
+        self, group: dict[str, Any], parameters: list[Tensor]
+    ) -> Iterator[tuple[dict, Tensor, Tensor]]:
+        """Momentum and decay of one group; yields (group, weight block, direction) as 2-D views."""
+        momentum = group["momentum"]
+        buffers = []
+        for p in parameters:
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            buffers.append(state["momentum_buffer"])
+        gradients = [p.grad for p in parameters]
+        torch._foreach_mul_(buffers, momentum)
+        torch._foreach_add_(buffers, gradients)
+        directions = torch._foreach_add(gradients, buffers, alpha=momentum) if group["nesterov"] else buffers
+        if group["weight_decay"] != 0:
+            torch._foreach_mul_(parameters, 1 - float(group["lr"]) * group["weight_decay"])
+        for p, direction in zip(parameters, directions, strict=True):
+            sizes = group["split_sizes"] or (p.shape[0],)
+            yield from (
+                (group, weight, part.flatten(1))
+                for weight, part in zip(p.split(sizes), direction.split(sizes), strict=True)
+            )
+
+    @staticmethod
+    def _orthogonalize_and_apply(same: list[tuple[dict, Tensor, Tensor]]) -> None:
+        """``same``: blocks that share shape, dtype, device and iteration."""
+        group, _, first = same[0]
+        if first.numel() == 0:
+            return
+        chunk = max(1, _BATCH_ENTRIES // first.numel())
+        for start in range(0, len(same), chunk):
+            members = same[start : start + chunk]
+            stacked = torch.stack([_wide(direction) for _, _, direction in members])
+            updates = newton_schulz(stacked, group["ns_steps"], group["coefficients"])
+            for (g, weight, direction), wide in zip(members, updates.unbind(), strict=True):
+                update = wide if wide.shape == direction.shape else wide.mT
+                weight.add_(update.reshape(weight.shape), alpha=-float(g["lr"]) * _factor(update, g))
+
+
+def _factor(update: Tensor, group: dict[str, Any]) -> float:
+    if group["adjust_lr"] == "update_norm":
+        rms = update_rms(update).item()
+        return ADAMW_RMS / rms if rms > 0 else 0.0
+    return adjusted_lr_factor(update.shape, group["adjust_lr"], group["hidden_size"])
+
+
+def _wide(direction: Tensor) -> Tensor:
+    """The orthogonal factor of a transpose is the transpose: tall and wide blocks share a batch."""
+    return direction.mT if direction.shape[0] > direction.shape[1] else direction
+
+
+def _by_kind(blocks: list[tuple[dict, Tensor, Tensor]]) -> list[list[tuple[dict, Tensor, Tensor]]]:
+    """Blocks that one batched iteration can serve, in order of first appearance."""
+    kinds: dict[tuple, list] = {}
+    for block in blocks:
+        group, _, direction = block
+        iteration = (group["ns_steps"], str(group["coefficients"]))
+        kinds.setdefault((_wide(direction).shape, direction.dtype, direction.device, *iteration), []).append(
+            block
+        )
+    return list(kinds.values())
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    lr, decay, momentum = float(options["lr"]), float(options["weight_decay"]), float(options["momentum"])
+    if not (lr >= 0 and math.isfinite(lr)):
+        raise ValueError(f"lr={options['lr']!r} must be a finite number of at least 0")
+    if not (decay >= 0 and math.isfinite(decay)):
+        raise ValueError(f"weight_decay={options['weight_decay']!r} must be a finite number of at least 0")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum={options['momentum']!r} must lie in [0, 1)")
+    if options["adjust_lr"] not in ADJUST_LR_MODES:
+        raise ValueError(
+            f"adjust_lr={options['adjust_lr']!r} is unknown; use one of {', '.join(map(repr, ADJUST_LR_MODES))}"
+        )
+    try:
+        coefficient_schedule(options["coefficients"], options["ns_steps"])
+    except ValueError as error:
+        raise ValueError(str(error).replace("steps=", "ns_steps=", 1)) from None
+    hidden = options.get("hidden_size")
+    if hidden is not None and hidden < 1:
+        raise ValueError(f"hidden_size={hidden!r} must be at least 1")
+
+
+def _check_parameter(name: str, parameter: Tensor, split_sizes: Iterable[int] | None) -> None:
+    if not isinstance(parameter, Tensor):
+        raise TypeError(f"parameter {name} is a {type(parameter).__name__}, not a tensor")
+    shape = tuple(parameter.shape)
+    if parameter.ndim < 2:
+        raise ValueError(
+            f"parameter {name} has shape {shape}: Muon orthogonalises matrices; give parameters of fewer than two "
+            "dimensions to AdamW (dslib.optim.param_groups_for_muon splits a model)"
+        )
+    if not parameter.is_floating_point():
+        raise ValueError(f"parameter {name} is {parameter.dtype}: Muon needs real floating-point parameters")
+    if split_sizes is not None:
+        sizes = list(split_sizes)
+        if any(size < 1 for size in sizes) or sum(sizes) != shape[0]:
+            raise ValueError(
+                f"split_sizes={sizes} must be positive and add up to {shape[0]}, dimension 0 of {name}"
+            )

@@ -1,0 +1,176 @@
+"""The scoreboard as Markdown, as a page that needs nothing else, and as JUnit XML."""
+
+from __future__ import annotations
+
+import html
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dslib.suite.reporting import interval, number
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0 2rem; }
+th, td { text-align: left; vertical-align: top; padding: .4rem .8rem;
+  border-bottom: 1px solid rgb(128 128 128 / .35); }
+th { font-weight: 600; }
+.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.small { opacity: .75; font-size: .875rem; }
+.verdict { font-weight: 600; white-space: nowrap; }
+.good .verdict { color: light-dark(#1b5e9b, #7db8f0); }
+.bad .verdict { color: light-dark(#a8480b, #f2a468); }
+pre { overflow-x: auto; padding: .8rem; border: 1px solid rgb(128 128 128 / .35); border-radius: 4px; }
+"""
+
+
+def measured(row: Mapping[str, Any]) -> str:
+    """``"−0.013 nats [−0.02, −0.007], n = 5"``."""
+    if row["measured"] is None:
+        return "–"
+    unit = f" {row['unit']}" if row["unit"] else ""
+    spread = "" if row["ci"] is None else f" {interval(row['ci'])}"
+    return f"{number(row['measured'])}{unit}{spread}, n = {row['n']}"
+
+
+def null_text(row: Mapping[str, Any]) -> str:
+    null = row["null"]
+    if null is None:
+        return "–"
+    return f"{number(null['measured'])}" + ("" if null["ci"] is None else f" {interval(null['ci'])}")
+
+
+def verdict_text(row: Mapping[str, Any]) -> str:
+    return f"{row['verdict']} (unexpected)" if row["unexpected"] else str(row["verdict"])
+
+
+def markdown(board: Mapping[str, Any]) -> str:
+    """Two tables, one for the claims and one for the notebooks."""
+    lines = ["# Scoreboard", "", "| claim | source | paper | measured, 95 % interval | null | verdict |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in board["claims"]:
+        cells = [row["statement"] or f"`{row['id']}`", row["source"] or "–", row["paper"] or "–"]
+        cells += [measured(row), null_text(row), verdict_text(row)]
+        if row["verdict"] not in ("held", "contradicted"):
+            cells[-1] += f": {row['reason']}"
+        lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
+    lines += ["", "| notebook | status | seconds |", "|---|---|---|"]
+    lines += [
+        f"| {_cell(item['name'])} | {item['status']} | {item['seconds']} |" for item in board["notebooks"]
+    ]
+    lines += ["", _environment_line(board), ""]
+    return "\n".join(lines)
+
+
+def html_page(board: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
+    """One page, light or dark as the reader's system is, without scripts or anything to load."""
+    pages = {result["name"]: result.get("page") for result in results}
+    claims = "".join(_claim_row(row) for row in board["claims"])
+    items = ""
+    for item in board["notebooks"]:
+        name = html.escape(item["name"])
+        if pages.get(item["name"]):
+            name = f'<a href="{html.escape(pages[item["name"]])}">{name}</a>'
+        good = "good" if item["status"] == "ok" else "bad"
+        items += f'<tr class="{good}"><td>{name}</td><td class="verdict">{item["status"]}</td>'
+        items += f'<td class="number">{item["seconds"]}</td></tr>'
+    failed = "".join(_failure_block(result) for result in results if result.get("failure"))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Scoreboard</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><h1>Scoreboard</h1>"
+        '<h2>Claims</h2><div class="wide"><table><thead><tr><th>claim</th><th>paper</th>'
+        "<th>measured, 95 % interval</th><th>null</th><th>verdict</th></tr></thead>"
+        f"<tbody>{claims}</tbody></table></div>"
+        '<h2>Notebooks</h2><div class="wide"><table><thead><tr><th>notebook</th><th>status</th>'
+        f"<th>seconds</th></tr></thead><tbody>{items}</tbody></table></div>{failed}"
+        f'<p class="small">{html.escape(_environment_line(board))}</p></body></html>\n'
+    )
+
+
+def junit(board: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
+    """One test case a notebook and one a claim; claims that are not judged count as skipped."""
+    root = ET.Element("testsuites")
+    suite = ET.SubElement(root, "testsuite", name="notebooks")
+    for result in results:
+        case = _case(suite, "notebooks", result["name"], result["seconds"])
+        if problem := result.get("failure"):
+            element = ET.SubElement(case, "failure", type=problem["kind"], message=_xml(problem["message"]))
+            element.text = _xml(
+                "\n\n".join(problem[part] for part in ("source", "traceback") if problem.get(part))
+            )
+    _count(suite)
+    suite = ET.SubElement(root, "testsuite", name="claims")
+    for row in board["claims"]:
+        case = _case(suite, "claims", row["id"], 0)
+        good = row["verdict"] in ("held", "did not reproduce") and not row["unexpected"]
+        if row["verdict"] == "not judged":
+            ET.SubElement(case, "skipped", message=_xml(row["reason"]))
+        elif not good:
+            message = f"{verdict_text(row)}: {row['reason']}"
+            element = ET.SubElement(case, "failure", type=row["verdict"], message=_xml(message))
+            element.text = _xml(f"{row['statement']}\nmeasured {measured(row)}\nrule: {row['rule']}")
+    _count(suite)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _claim_row(row: Mapping[str, Any]) -> str:
+    def text(value: Any) -> str:
+        return html.escape(str(value)) if value else "–"
+
+    good = "good" if row["verdict"] in ("held", "did not reproduce") and not row["unexpected"] else "bad"
+    good = "" if row["verdict"] == "not judged" else good
+    details = " · ".join(html.escape(str(row[key])) for key in ("id", "source") if row[key])
+    null = ""
+    if row["null"] is not None:
+        null = f'<div class="small">{text(row["null"]["statement"])}</div>'
+    quantity = f"{row['quantity']}; {row['rule']}" if row["quantity"] else ""
+    return (
+        f'<tr class="{good}"><td>{text(row["statement"])}<div class="small">{details}</div></td>'
+        f"<td>{text(row['paper'])}</td>"
+        f'<td><span class="number">{html.escape(measured(row))}</span>'
+        f'<div class="small">{html.escape(quantity)}</div></td>'
+        f'<td><span class="number">{html.escape(null_text(row))}</span>{null}</td>'
+        f'<td><span class="verdict">{text(verdict_text(row))}</span>'
+        f'<div class="small">{text(row["reason"])}</div></td></tr>'
+    )
+
+
+def _failure_block(result: Mapping[str, Any]) -> str:
+    problem = result["failure"]
+    where = f", cell {problem['cell']}" if problem.get("cell") else ""
+    parts = [problem[part] for part in ("source", "traceback") if problem.get(part)]
+    blocks = "".join(f"<pre>{html.escape(part)}</pre>" for part in parts)
+    head = f"{result['name']}{where}: {problem['kind']}"
+    return f"<h3>{html.escape(head)}</h3><p>{html.escape(problem['message'])}</p>{blocks}"
+
+
+def _case(suite: ET.Element, kind: str, name: str, seconds: float) -> ET.Element:
+    return ET.SubElement(suite, "testcase", classname=f"dslib.{kind}", name=_xml(name), time=f"{seconds:.1f}")
+
+
+def _count(suite: ET.Element) -> None:
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    suite.set("errors", "0")
+
+
+def _xml(text: Any) -> str:
+    # Characters that XML 1.0 cannot carry, not even escaped.
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", str(text))
+
+
+def _cell(text: str) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _environment_line(board: Mapping[str, Any]) -> str:
+    environment = board["environment"]
+    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+    machine = f"{environment['platform']}, {environment['cores']} cores"
+    return f"Python {environment['python']} on {machine}; {packages}"

@@ -1,0 +1,1 @@
+"""Triton kernels, one file a kernel, each with a plain-torch reference in ``dslib``."""

@@ -1,0 +1,110 @@
+"""Training runs: deterministic, comparable, and honest about divergence."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dslib.models import DecoderConfig, TrainConfig, flops_per_step, probe, train, train_many, with_compute
+from dslib.models.decoder import Decoder
+from dslib.models.training import learning_rate_factor, make_optimizers
+from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 400
+MODEL = DecoderConfig(d_model=16, layers=1, heads=2)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    return TrainConfig(
+        model=MODEL,
+        steps=30,
+        batch_size=4,
+        context=16,
+        lr=0.02,
+        evaluations=2,
+        evaluation_windows=4,
+        corpus=str(file),
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_loss_falls_and_the_same_seed_gives_the_same_numbers(tiny, optimizer):
+    config = replace(tiny, optimizer=optimizer)
+    first, second = train(config), train(config)
+    assert first.final_loss < 2.7 < first.train_loss[0]
+    assert first.train_loss == second.train_loss
+    assert first.validation_loss == second.validation_loss
+    assert first.at == [15, 30]
+    assert train(replace(config, seed=1)).train_loss != first.train_loss
+
+
+def test_both_optimizers_start_from_the_same_weights_and_batches(tiny):
+    assert train(tiny).train_loss[0] == train(replace(tiny, optimizer="muon")).train_loss[0]
+
+
+def test_number_of_workers_changes_no_number(tiny):
+    configs = [replace(tiny, seed=s, steps=5) for s in range(3)]
+    alone = [train(c).train_loss for c in configs]
+    assert [r.train_loss for r in train_many(configs, jobs=2)] == alone
+
+
+def test_diverged_run_ends_early_with_infinite_losses(tiny):
+    result = train(replace(tiny, lr=math.inf))
+    assert result.final_loss == math.inf
+    assert len(result.train_loss) == 30
+    assert len(result.validation_loss) == len(result.at)
+
+
+def test_schedule_warms_up_peaks_once_and_ends_at_its_final_share(tiny):
+    factors = [learning_rate_factor(step, tiny) for step in range(tiny.steps)]
+    assert factors[0] == pytest.approx(1 / 3)
+    assert max(factors) == 1.0
+    assert learning_rate_factor(tiny.steps, tiny) == pytest.approx(tiny.final_lr)
+    assert factors[3:] == sorted(factors[3:], reverse=True)
+
+
+def test_compute_counts_newton_schulz_and_buys_fewer_steps_for_muon(tiny):
+    adamw, muon = flops_per_step(tiny), flops_per_step(replace(tiny, optimizer="muon"))
+    matrices, _ = param_groups_for_muon(Decoder(MODEL))
+    assert muon - adamw == sum(newton_schulz_flops(m.shape) for m in matrices)
+    assert with_compute(tiny, 10.5 * adamw).steps == 10
+    assert with_compute(replace(tiny, optimizer="muon"), 10.5 * adamw).steps < 10
+    with pytest.raises(ValueError, match="no step"):
+        with_compute(tiny, adamw / 2)
+
+
+def test_rest_has_its_own_learning_rate_under_both_optimizers(tiny):
+    for optimizer in ("adamw", "muon"):
+        model = Decoder(MODEL)
+        made = make_optimizers(model, replace(tiny, optimizer=optimizer, lr=0.1, rest_lr=0.7))
+        rates = {id(p): group["lr"] for o in made for group in o.param_groups for p in group["params"]}
+        assert rates[id(model.lm_head.weight)] == 0.7
+        assert rates[id(model.blocks[0].mlp.up.weight)] == 0.1
+        assert len(rates) == len(list(model.parameters()))
+        assert isinstance(made[0], Muon) == (optimizer == "muon")
+
+
+def test_probe_sees_what_is_there_and_leaves_no_hook_behind():
+    model = Decoder(MODEL)
+    with torch.no_grad():
+        for weight in param_groups_for_muon(model)[0]:
+            weight.fill_(0.5)
+        sizes = probe(model, torch.ones(2, 8, dtype=torch.long))
+        model.blocks[0].attention.query.weight.zero_()
+        silent = probe(model, torch.ones(2, 8, dtype=torch.long))
+    assert sizes["weight_rms"] == pytest.approx(0.5)
+    assert sizes["largest_logit"] > 0
+    assert silent["largest_logit"] == silent["logits_above"] == 0
+    assert not any(
+        block.attention._forward_hooks or block.attention._forward_pre_hooks for block in model.blocks
+    )
+
+
+@pytest.mark.parametrize(("options", "words"), [({"optimizer": "sgd"}, "sgd"), ({"steps": 0}, "steps=0")])
+def test_bad_configuration_is_refused_with_its_value(options, words):
+    with pytest.raises(ValueError, match=words):
+        TrainConfig(**options)

@@ -1,0 +1,137 @@
+import json
+
+import pytest
+
+from dslib.suite import lint
+from dslib.suite._nbformat import nbformat
+
+REPORT = "from dslib.suite import report\nreport('toy.mean', [1.0])"
+
+
+@pytest.fixture
+def claims(make_claim):
+    claim = make_claim()
+    return {claim.id: claim}
+
+
+@pytest.fixture
+def file(tmp_path, write_notebook):
+    return write_notebook(tmp_path / "01_toy.ipynb", REPORT)
+
+
+def change(file, edit):
+    raw = json.loads(file.read_text())
+    edit(raw)
+    file.write_text(json.dumps(raw))
+
+
+def messages(file, claims):
+    return [str(finding) for finding in lint.lint_notebook(file, claims)]
+
+
+def test_a_clean_notebook_has_no_findings(file, claims):
+    assert messages(file, claims) == []
+
+
+EDITS = {
+    "saved outputs": lambda raw: raw["cells"][2].update(
+        outputs=[{"output_type": "stream", "name": "stdout", "text": "x"}]
+    ),
+    "execution count 3": lambda raw: raw["cells"][2].update(execution_count=3),
+    "saved widget state": lambda raw: raw["metadata"].update(widgets={}),
+    "not 4.5": lambda raw: raw.update(nbformat_minor=4),
+    "asks for the kernel 'julia'": lambda raw: raw["metadata"].update(kernelspec={"name": "julia"}),
+    "asks for the kernel None": lambda raw: raw["metadata"].pop("kernelspec"),
+    "executed copy": lambda raw: raw["metadata"].update(papermill={}),
+    "no valid cell id": lambda raw: raw["cells"][2].pop("id"),
+    "has the id 'parameters' of cell 2": lambda raw: raw["cells"][2].update(id="parameters"),
+    "no cell is tagged 'parameters'": lambda raw: raw["cells"][1]["metadata"].pop("tags"),
+    "no literal": lambda raw: raw["cells"][1].update(source="a = max(1, 2)"),
+    "16 lines of code": lambda raw: raw["cells"][2].update(source=REPORT + "\nx = 1\n\n" * 14),
+    "imports relatively": lambda raw: raw["cells"][2].update(source=REPORT + "\nfrom . import x"),
+    "installs or downloads: '%pip": lambda raw: raw["cells"][2].update(source=REPORT + "\n%pip install x"),
+    "installs or downloads: 'urlopen": lambda raw: raw["cells"][2].update(source=REPORT + "\nurlopen('x')"),
+    "registered for it, but it does not report it": lambda raw: raw["cells"][2].update(source="x = 1"),
+    "which no claim registers; did you mean 'toy.mean'": lambda raw: raw["cells"][2].update(
+        source=REPORT + "\nreport(id='toy.men', samples=[1])"
+    ),
+    "was injected by a run": lambda raw: raw["cells"][2]["metadata"].update(tags=["injected-parameters"]),
+}
+
+
+@pytest.mark.parametrize("message", EDITS)
+def test_each_fault_is_found(file, claims, message):
+    change(file, EDITS[message])
+    found = messages(file, claims)
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_magics_do_not_hide_what_the_rest_of_a_cell_reports(file, claims):
+    change(file, lambda raw: raw["cells"][2].update(source="%time x = 1\n" + REPORT))
+    assert messages(file, claims) == []
+
+
+def test_an_id_computed_in_a_loop_is_left_to_the_runner(file, claims):
+    source = "for name in names:\n    report(f'toy.{name}', x)"
+    change(file, lambda raw: raw["cells"][2].update(source=source))
+    assert messages(file, claims) == []
+
+
+def test_a_claim_of_another_notebook_is_named(file, make_claim):
+    other = make_claim(notebook="02_other")
+    assert "registered for 02_other" in messages(file, {other.id: other})[0]
+    assert "not there" in str(lint.lint_unowned_claims([file], {other.id: other})[0])
+
+
+def test_a_file_that_is_no_notebook_is_a_finding(tmp_path, claims):
+    broken = tmp_path / "01_toy.ipynb"
+    broken.write_text("[]")
+    assert "cannot be read" in messages(broken, claims)[0]
+    assert lint.fix(broken) is False
+
+
+def test_a_long_notebook_is_a_warning_only(tmp_path, write_notebook, claims):
+    file = write_notebook(tmp_path / "01_toy.ipynb", REPORT, *["x = 1"] * 50)
+    (finding,) = lint.lint_notebook(file, claims)
+    assert finding.warning
+
+
+def test_fix_clears_everything_a_run_left_and_nothing_else(file, claims):
+    def dirty(raw):
+        for name, edit in EDITS.items():
+            if name.startswith(
+                ("saved", "execution", "not 4.5", "asks for the kernel 'j", "executed", "no valid")
+            ):
+                edit(raw)
+
+    change(file, dirty)
+    sources = ["".join(cell["source"]) for cell in json.loads(file.read_text())["cells"]]
+    assert lint.fix(file)
+    assert messages(file, claims) == []
+    notebook = nbformat.read(file, 4)
+    nbformat.validate(notebook)
+    assert [cell.source for cell in notebook.cells] == sources
+    assert notebook.cells[1].metadata.tags == ["parameters"]
+    once = file.read_bytes()
+    assert lint.fix(file) is False, "a clean notebook is not written again"
+    assert file.read_bytes() == once
+
+
+def test_new_ids_are_the_same_everywhere(file):
+    def forget(raw):
+        for cell in raw["cells"]:
+            cell.pop("id")
+
+    change(file, forget)
+    copy = file.with_name("02_copy.ipynb")
+    copy.write_bytes(file.read_bytes())
+    lint.fix(file)
+    lint.fix(copy)
+    assert file.read_bytes() == copy.read_bytes()
+
+
+def test_a_pass_that_was_registered_as_a_failure_is_a_finding():
+    board = {"claims": [{"id": "toy.mean", "notebook": "01_toy", "unexpected": True}]}
+    assert "but it held" in str(lint.lint_scoreboard(board)[0])
+    assert lint.lint_scoreboard(None) == []
