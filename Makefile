@@ -23,7 +23,7 @@ lab: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/dslib bench muon
 
-site: $(INSTALLED)
+site: run
 	$(BIN)/python docs/make_readme.py
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -8,20 +8,51 @@ orthogonalisation. Here ``lr`` (matrices) and ``rest_lr`` (the rest) are searche
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from dslib.models.decoder import Decoder
 from dslib.models.search import best_bracketed, bracketed_minimum
-from dslib.models.training import TrainConfig, TrainResult, flops_per_step, train_many, with_compute
+from dslib.models.training import TrainConfig, TrainResult, flops_per_step, train, train_many, with_compute
 
 if TYPE_CHECKING:
     import pandas
 
+#: Share of AdamW's compute that Muon gets in the comparison.
+SHARE = 0.75
+
+#: Shares and momenta that :func:`measure` sweeps.
+SHARES = (0.5, 0.625, 0.75, 0.875, 1.0)
+MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99)
+
+#: Where the searches start; they move on from there until the optimum is bracketed.
+GRIDS = {
+    "adamw": {"lr": (0.004, 0.008, 0.016), "rest_lr": (0.064, 0.128, 0.256)},
+    "muon": {"lr": (0.016, 0.032, 0.064), "rest_lr": (0.064, 0.128, 0.256)},
+}
+
+#: The arms of the comparison: optimizer, share of the compute, whose search gives its learning rates.
+#: An arm whose search is its own is searched; "one rate" has a single learning rate for everything.
+ARMS = {
+    "AdamW": ("adamw", 1.0, "AdamW"),
+    "AdamW, short": ("adamw", SHARE, "AdamW, short"),
+    "Muon, short": ("muon", SHARE, "Muon, short"),
+    "Muon, short, reused": ("muon", SHARE, "AdamW"),
+    "AdamW, one rate": ("adamw", 1.0, "AdamW, one rate"),
+    "Muon, short, one rate reused": ("muon", SHARE, "AdamW, one rate"),
+}
+
 #: Seeds of searches stand apart from the seeds of the runs that are compared.
 SEARCH_SEEDS = (1000, 1001, 1002)
-_MOST_ROUNDS = 4
+_MOST_ROUNDS = 5
+
+Run = Callable[[list[TrainConfig]], Iterable[TrainResult]]
 
 
 def arm(base: TrainConfig, optimizer: str, share: float, **options: Any) -> TrainConfig:
@@ -36,7 +67,7 @@ def search_learning_rates(
     lr: Sequence[float],
     rest_lr: Sequence[float] | None,
     seeds: Iterable[int] = SEARCH_SEEDS,
-    run: Callable[[list[TrainConfig]], Iterable[TrainResult]] = train_many,
+    run: Run = train_many,
 ) -> list[TrainResult]:
     """Search ``lr`` and ``rest_lr`` in turns until the best pair is bracketed in both directions.
 
@@ -46,6 +77,14 @@ def search_learning_rates(
     """
     seeds = list(seeds)
     runs: dict[tuple[float, float | None], list[TrainResult]] = {}
+    known: list[float] = []
+
+    def snapped(value: float) -> float:
+        """√2·√2 is not quite 2 in floats: a value that was met before, give or take rounding, is that one."""
+        near = [old for old in known if abs(value / old - 1) < 1e-3]
+        if not near:
+            known.append(float(f"{value:.6g}"))
+        return near[0] if near else known[-1]
 
     def losses(pairs: list[tuple[float, float | None]]) -> list[float]:
         fresh = [pair for pair in dict.fromkeys(pairs) if pair not in runs]
@@ -55,25 +94,69 @@ def search_learning_rates(
             runs[pair] = results[position * len(seeds) : (position + 1) * len(seeds)]
         return [_mean(result.final_loss for result in runs[pair]) for pair in pairs]
 
+    def search(
+        start: Sequence[float], centre: float, pair: Callable[[float], tuple[float, float | None]]
+    ) -> float:
+        grid = [centre * value / start[len(start) // 2] for value in start]
+        found = bracketed_minimum(lambda values: losses([pair(snapped(value)) for value in values]), grid)
+        return snapped(best_bracketed(found))
+
+    best_lr = snapped(lr[len(lr) // 2])
     if rest_lr is None:
-        bracketed_minimum(lambda values: losses([(_tidy(v), None) for v in values]), lr)
+        search(lr, best_lr, lambda value: (value, None))
         return [result for results in runs.values() for result in results]
-    best_lr, best_rest = lr[len(lr) // 2], rest_lr[len(rest_lr) // 2]
+    best_rest = snapped(rest_lr[len(rest_lr) // 2])
     for _ in range(_MOST_ROUNDS):
         before = (best_lr, best_rest)
-        across = bracketed_minimum(
-            lambda vs, b=best_rest: losses([(_tidy(v), b) for v in vs]), _around(best_lr, lr)
-        )
-        best_lr = _tidy(best_bracketed(across))
-        across = bracketed_minimum(
-            lambda vs, a=best_lr: losses([(a, _tidy(v)) for v in vs]), _around(best_rest, rest_lr)
-        )
-        best_rest = _tidy(best_bracketed(across))
+        best_lr = search(lr, best_lr, lambda value, rest=best_rest: (value, rest))
+        best_rest = search(rest_lr, best_rest, lambda value, matrices=best_lr: (matrices, value))
         if (best_lr, best_rest) == before:
             return [result for results in runs.values() for result in results]
     raise RuntimeError(
         f"the best (lr, rest_lr) still moves after {_MOST_ROUNDS} rounds: {before} → {best_lr, best_rest}"
     )
+
+
+def search_arms(
+    base: TrainConfig,
+    names: Iterable[str] = tuple(ARMS),
+    seeds: Iterable[int] = SEARCH_SEEDS,
+    run: Run = train_many,
+) -> list[dict]:
+    """The searches that the named :data:`ARMS` need on ``base``: one row a run, kind="search", by arm.
+
+    Raises ValueError for an unknown name.
+    """
+    unknown = [name for name in names if name not in ARMS]
+    if unknown:
+        raise ValueError(f"names={unknown} are no arms; use some of {', '.join(map(repr, ARMS))}")
+    seeds, found = list(seeds), []
+    for name in dict.fromkeys(ARMS[name][2] for name in names):
+        optimizer, share, _ = ARMS[name]
+        grid = GRIDS[optimizer]
+        rest_lr = None if "one rate" in name else grid["rest_lr"]
+        results = search_learning_rates(arm(base, optimizer, share), grid["lr"], rest_lr, seeds, run)
+        found += rows(results, kind="search", arm=name)
+    return found
+
+
+def tuned_arms(base: TrainConfig, searched: pandas.DataFrame) -> dict[str, TrainConfig]:
+    """Every arm on ``base`` whose search is among ``searched``, with the learning rates found there.
+
+    ``searched``: rows of :func:`search_arms` for this model. Raises ValueError when an optimum was not
+    bracketed.
+    """
+    rates = {name: best_learning_rates(part) for name, part in searched.groupby("arm")}
+    return {
+        name: arm(base, optimizer, share, lr=rates[source][0], rest_lr=rates[source][1])
+        for name, (optimizer, share, source) in ARMS.items()
+        if source in rates
+    }
+
+
+def with_seeds(config: TrainConfig, seeds: Iterable[int]) -> list[TrainConfig]:
+    """One configuration a seed."""
+    return [replace(config, seed=seed) for seed in seeds]
 
 
 def best_learning_rates(table: pandas.DataFrame) -> tuple[float, float]:
@@ -83,13 +166,98 @@ def best_learning_rates(table: pandas.DataFrame) -> tuple[float, float]:
     Raises ValueError when the best lies at an edge of what was searched.
     """
     means = table.groupby(["lr", "rest_lr"])["final_loss"].mean()
-    lr, rest_lr = means.idxmin()
+    lr, rest_lr = (float(value) for value in means.idxmin())
     if (table["lr"] == table["rest_lr"]).all():
         best_bracketed({a: loss for (a, _), loss in means.items()})
     else:
         best_bracketed({a: loss for (a, b), loss in means.items() if b == rest_lr})
         best_bracketed({b: loss for (a, b), loss in means.items() if a == lr})
     return lr, rest_lr
+
+
+def share_rows(
+    arms: dict[str, TrainConfig],
+    base: TrainConfig,
+    shares: Iterable[float],
+    seeds: Iterable[int],
+    run: Run = train_many,
+) -> list[dict]:
+    """Final losses of tuned AdamW and Muon at other shares of the compute, each on its own schedule."""
+    seeds, found = list(seeds), []
+    for share in shares:
+        for optimizer, name in (("adamw", "AdamW"), ("muon", "Muon, short")):
+            tuned = arms[name]
+            config = arm(base, optimizer, share, lr=tuned.lr, rest_lr=tuned.rest_lr)
+            found += rows(run(with_seeds(config, seeds)), kind="share", arm=optimizer, share=share)
+    return found
+
+
+def momentum_rows(
+    tuned: TrainConfig, momenta: Iterable[float], seeds: Iterable[int], run: Run = train_many
+) -> list[dict]:
+    """Muon at other momenta, each with its matrices' learning rate at half, once and twice the tuned one."""
+    seeds, found = list(seeds), []
+    for momentum in momenta:
+        for factor in (0.5, 1.0, 2.0):
+            config = replace(tuned, momentum=momentum, lr=tuned.lr * factor)
+            found += rows(run(with_seeds(config, seeds)), kind="momentum", arm="Muon, short")
+    return found
+
+
+def momenta(config: TrainConfig) -> dict[str, Tensor]:
+    """The momentum matrix of every weight, by its name, at the end of a training run with Muon.
+
+    Raises ValueError for another optimizer.
+    """
+    if config.optimizer != "muon":
+        raise ValueError(f"config.optimizer={config.optimizer!r} keeps no momentum matrices; use 'muon'")
+    kept: dict[str, Tensor] = {}
+
+    def keep(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
+        if step == config.steps:
+            names = {parameter: name for name, parameter in model.named_parameters()}
+            state = optimizers[0].state
+            kept.update({names[p]: state[p]["momentum_buffer"].clone() for p in state})
+
+    train(config, observe=keep)
+    return kept
+
+
+def measure(models: dict[str, TrainConfig], seeds: Sequence[int], run: Run = train_many) -> list[dict]:
+    """Everything that ships about this comparison: rows labelled by model and kind.
+
+    ``models``: the first is studied in full — searches and finals of all :data:`ARMS`, shares, momenta —
+    and the others, where a run costs more, on fewer seeds and without the arms that only it needs.
+    """
+    found = []
+    for place, (name, base) in enumerate(models.items()):
+        names = ARMS if place == 0 else ("AdamW", "Muon, short", "AdamW, one rate")
+        table = search_arms(base, names, SEARCH_SEEDS if place == 0 else SEARCH_SEEDS[:2], run)
+        arms = tuned_arms(base, _frame(table))
+        some = list(seeds) if place == 0 else list(seeds)[:4]
+        for label, config in arms.items():
+            table += rows(run(with_seeds(config, some)), kind="final", arm=label)
+        table += share_rows(arms, base, SHARES, list(seeds)[:4], run)
+        if place == 0:
+            table += momentum_rows(arms["Muon, short"], MOMENTA, SEARCH_SEEDS, run)
+        found += [{"model": name, **row} for row in table]
+    return found
+
+
+def crossing_share(shares: pandas.DataFrame) -> float:
+    """The share of the compute at which Muon's mean loss equals AdamW's at 1.0, interpolated linearly.
+
+    ``shares``: rows of :func:`share_rows` for one model. 0 when Muon is better at its smallest share
+    already, infinity when it never is.
+    """
+    means = shares.groupby(["arm", "share"])["final_loss"].mean()
+    target, curve = means["adamw"][1.0], list(means["muon"].items())
+    if curve[0][1] <= target:
+        return 0.0
+    for (left, high), (right, low) in itertools.pairwise(curve):
+        if high > target >= low:
+            return left + (right - left) * (high - target) / (high - low)
+    return math.inf
 
 
 def rows(results: Iterable[TrainResult], **labels: Any) -> list[dict[str, Any]]:
@@ -107,6 +275,7 @@ def rows(results: Iterable[TrainResult], **labels: Any) -> list[dict[str, Any]]:
             "momentum": result.config.momentum,
             "ns_steps": result.config.ns_steps,
             "seed": result.config.seed,
+            "share": labels.get("share", 0.0),
             "flops": result.flops,
             "final_loss": result.final_loss,
             "weight_rms": result.weight_rms[-1],
@@ -118,15 +287,10 @@ def rows(results: Iterable[TrainResult], **labels: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _around(value: float, start: Sequence[float]) -> list[float]:
-    """The starting grid moved so that it is centred on ``value``."""
-    middle = start[len(start) // 2]
-    return [_tidy(value * point / middle) for point in start]
+def _frame(table: list[dict]) -> pandas.DataFrame:
+    import pandas
 
-
-def _tidy(value: float) -> float:
-    """Six significant digits: the same pair gets the same key however it was reached."""
-    return float(f"{value:.6g}")
+    return pandas.DataFrame(table)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from dslib.cache import cached
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
 from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
@@ -181,9 +182,13 @@ def validation_loss(model: Decoder, windows: tuple[Tensor, Tensor], batch_size: 
     return total / len(inputs)
 
 
-def train(config: TrainConfig) -> TrainResult:
+Observer = Callable[[int, Decoder, list[torch.optim.Optimizer]], None]
+
+
+def train(config: TrainConfig, observe: Observer | None = None) -> TrainResult:
     """Train a decoder on the CPU from scratch; deterministic for a given machine and thread count.
 
+    ``observe(steps_done, model, optimizers)`` is called after every update, gradients still in place.
     A loss that stops being finite ends the run early: the remaining entries are ``inf``, so that a
     search sees a diverged run as a bad one.
     """
@@ -211,8 +216,11 @@ def train(config: TrainConfig) -> TrainResult:
         before = time.perf_counter()
         for optimizer in optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
         optimizer_seconds += time.perf_counter() - before
+        if observe is not None:
+            observe(step + 1, model, optimizers)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         if step + 1 in marks:
             records.append({"loss": validation_loss(model, windows), **probe(model, windows[0][:4])})
     train_loss += [math.inf] * (config.steps - len(train_loss))
@@ -239,16 +247,21 @@ def train_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[TrainR
     """Train every configuration in worker processes of one thread each, ``jobs`` at a time; results come
     in the order of ``configs``, each as soon as it and those before it are done.
 
-    One thread a run whatever ``jobs`` is: the numbers do not depend on how many run at once. Any
-    joblib backend set by ``joblib.parallel_config`` is used.
+    One thread a run whatever ``jobs`` is: the numbers do not depend on how many run at once. Finished
+    runs are kept in the cache of :mod:`dslib.cache`, so an interrupted series goes on where it was.
+    Any joblib backend set by ``joblib.parallel_config`` is used.
     """
     import joblib
 
-    tasks = [joblib.delayed(_train_on_one_thread)(config) for config in configs]
+    tasks = [
+        joblib.delayed(_train_on_one_thread)(config, load_corpus(config.corpus).digest) for config in configs
+    ]
     yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
 
 
-def _train_on_one_thread(config: TrainConfig) -> TrainResult:
+@cached
+def _train_on_one_thread(config: TrainConfig, corpus: str) -> TrainResult:
+    """``corpus``, the digest of the text, is there for the cache's key: the text is no part of the config."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
