@@ -203,10 +203,18 @@ def _symmetric_product(P: Tensor, Q: Tensor) -> Tensor:
     return out
 
 
+def _quadratic(S: Tensor, b: float, c: float) -> Tensor:
+    """b·S + c·S² of symmetric matrices. In 16 bits a fused product rounds once instead of three times."""
+    by_blocks = S.shape[-2] >= _SYMMETRIC_FROM and S.device.type == "cpu"
+    if S.dtype in (torch.bfloat16, torch.float16) and not by_blocks:
+        return torch.baddbmm(S, S, S, beta=b, alpha=c)
+    return _symmetric_product(S, S).mul_(c).add_(S, alpha=b)
+
+
 def _iterate_plain(X: Tensor, schedule: list[Triple], rounded: Callable[[Tensor], Tensor]) -> Tensor:
     for a, b, c in schedule:
         A = rounded(_symmetric_product(X, X.mT))
-        B = rounded(_symmetric_product(A, A).mul_(c).add_(A, alpha=b))
+        B = rounded(_quadratic(A, b, c))
         X = rounded(torch.baddbmm(X, B, X, beta=a))
     return X
 
@@ -220,7 +228,7 @@ def _iterate_gram(X: Tensor, schedule: list[Triple], rounded: Callable[[Tensor],
             X, Q, S = rounded(Q @ X), None, None
         if S is None:
             S = rounded(_symmetric_product(X, X.mT))
-        P = _symmetric_product(S, S).mul_(c).add_(S, alpha=b)
+        P = _quadratic(S, b, c)
         P.diagonal(dim1=-2, dim2=-1).add_(a)
         P = rounded(P)
         Q = P if Q is None else rounded(_symmetric_product(P, Q))

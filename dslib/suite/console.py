@@ -17,6 +17,8 @@ from dslib.suite import render, scoreboard
 
 # A log wants to know that a long notebook is alive, not every cell of a short one.
 LOG_EVERY = 10.0
+#: … and that a cell which takes many minutes is.
+LOG_LONG_CELL_EVERY = 120.0
 
 
 def make_console() -> Console:
@@ -127,7 +129,11 @@ class LineDisplay(_Progress):
             self._line(f"{name}: {state['status']} after {state['seconds']} s {head}".rstrip())
 
     def tick(self) -> None:
-        pass
+        now = time.monotonic()
+        for name, state in self.states.items():
+            if state["status"] == "running" and now - self.printed.get(name, now) > LOG_LONG_CELL_EVERY:
+                self._line(f"{name}: {self.seconds(name)} s, still in cell {state['cell'] or '–'}")
+                self.printed[name] = now
 
     def end(self) -> None:
         pass

@@ -175,15 +175,18 @@ def test_bfloat16_error_is_that_of_the_polynomial_not_of_the_rounding(shape, met
     assert ((low - full).norm() / exact.norm()).item() < 0.08
 
 
-def test_emulated_bfloat16_product_is_the_products_own_rounding(monkeypatch):
-    """float32 products of bfloat16 operands, rounded once, equal torch's own bfloat16 product up to the
-    order of summation: at most one unit in the last place, and mostly none."""
-    G = random_matrix(24, 24, dtype=torch.float32)
-    monkeypatch.setitem(newton_schulz.__globals__, "_cpu_has_bf16_products", lambda dtype: True)
-    native = newton_schulz(G, steps=1)
-    monkeypatch.setitem(newton_schulz.__globals__, "_cpu_has_bf16_products", lambda dtype: False)
-    emulated = newton_schulz(G, steps=1)
-    torch.testing.assert_close(emulated, native, rtol=2**-6, atol=2**-9)
+@pytest.mark.parametrize("method", ["plain", "gram"])
+@pytest.mark.parametrize("shape", [(24, 24), (8, 40)])
+def test_emulated_bfloat16_is_native_bfloat16_up_to_its_own_rounding(monkeypatch, method, shape):
+    G = random_matrix(3, *shape, dtype=torch.float32)
+    results = []
+    for native in (True, False):
+        monkeypatch.setitem(newton_schulz.__globals__, "_cpu_has_bf16_products", lambda dtype, native=native: native)
+        results.append([newton_schulz(G, steps=n, method=method) for n in (1, 5)])
+    (one, five), (emulated_one, emulated_five) = results
+    torch.testing.assert_close(emulated_one, one, rtol=2**-6, atol=2**-9)
+    exact = svd_orthogonalize(G)
+    assert ((five - emulated_five).norm() / exact.norm()).item() < 0.08
 
 
 def test_large_symmetric_products_by_blocks_equal_whole_ones(monkeypatch):

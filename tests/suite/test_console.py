@@ -64,6 +64,17 @@ def test_a_log_hears_from_a_long_cell(monkeypatch):
     assert "cell 4/9 Spectra" in out.getvalue()
 
 
+def test_a_log_hears_again_from_a_cell_that_goes_on(monkeypatch):
+    monkeypatch.setattr(console, "LOG_LONG_CELL_EVERY", -1.0)
+    out = io.StringIO()
+    display = console.LineDisplay(Console(file=out, width=100))
+    display.begin(["01_toy"])
+    display.tick()
+    display.event("01_toy", {"event": "started"})
+    display.tick()
+    assert out.getvalue().splitlines() == ["01_toy: started", "01_toy: 0 s, still in cell –"]
+
+
 def test_the_summary_shows_source_frames_and_pages(tmp_path, monkeypatch, make_claim):
     monkeypatch.chdir(tmp_path)
     out = io.StringIO()
