@@ -1,9 +1,11 @@
-"""Write the README's figure and scoreboard from the newest run: ``python docs/make_readme.py``."""
+"""Write the README's figure, output and scoreboard from the newest run: ``python docs/make_readme.py``."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +27,17 @@ def figure(run: Path) -> str:
                 if svg:
                     return "".join(svg)
     sys.exit(f"{run / name}.ipynb has no figure in its cell {cell_id!r}; run it again")
+
+
+def output(run: Path) -> str:
+    """What the run printed at its end, as a block of text."""
+    environment = {**os.environ, "COLUMNS": "110", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "dslib.suite", "report", "--out", str(run)]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if ran.returncode not in (0, 1):
+        sys.exit(ran.stderr)
+    lines = [line.rstrip().replace(run.resolve().name, "latest") for line in ran.stdout.strip().splitlines()]
+    return "```\n" + "\n".join(lines) + "\n```"
 
 
 def scoreboard(run: Path) -> str:

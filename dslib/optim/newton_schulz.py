@@ -27,8 +27,10 @@ POLAR_EXPRESS: tuple[Triple, ...] = (
 #: gradient in bf16). p(x / s) keeps the interval safe; s = 1.01.
 SAFETY = 1.01
 
-#: The Gram iteration squares the condition number, so its error is wiped by one restart from X.
-_RESTART_AFTER = 2
+#: The Gram iteration squares the condition number and its rounding errors grow from step to step, so it
+#: starts again from X after every second step. In bfloat16 three in a row take an ill-conditioned matrix
+#: out of the band (σ to 1.45), eight in a row to infinity.
+_RESTART_EVERY = 2
 
 #: From this many rows on, a symmetric product is computed as its lower block rows and mirrored.
 _SYMMETRIC_FROM, _SYMMETRIC_BLOCK = 1024, 512
@@ -86,7 +88,7 @@ def newton_schulz(
     shape, dtype and device; it does not depend on G's scale, and an all-zero matrix gives zeros.
 
     ``method``: ``"plain"`` iterates on X; ``"gram"`` iterates on the A × A Gram matrix and multiplies
-    into X only twice, which is cheaper the further A and B are apart; ``"auto"`` takes ``"gram"``
+    into X only every second step, which is cheaper the further A and B are apart; ``"auto"`` takes ``"gram"``
     from an aspect ratio of 2. ``dtype``: what the iteration computes in. None is bfloat16 for 32-bit
     and shorter inputs, as in the papers, and float64 for float64. Where the device has no bfloat16
     instructions, products of bfloat16 operands are accumulated and rounded exactly as such
@@ -224,7 +226,7 @@ def _iterate_gram(X: Tensor, schedule: list[Triple], rounded: Callable[[Tensor],
     are symmetric and commute, so X is touched only where a restart or the end multiplies Q = Π P in."""
     Q = S = None
     for step, (a, b, c) in enumerate(schedule):
-        if step == _RESTART_AFTER:
+        if step > 0 and step % _RESTART_EVERY == 0:
             X, Q, S = rounded(Q @ X), None, None
         if S is None:
             S = rounded(_symmetric_product(X, X.mT))
@@ -232,7 +234,7 @@ def _iterate_gram(X: Tensor, schedule: list[Triple], rounded: Callable[[Tensor],
         P.diagonal(dim1=-2, dim2=-1).add_(a)
         P = rounded(P)
         Q = P if Q is None else rounded(_symmetric_product(P, Q))
-        last_use_of_S = step + 1 in (len(schedule), _RESTART_AFTER)
+        last_use_of_S = step + 1 == len(schedule) or (step + 1) % _RESTART_EVERY == 0
         if not last_use_of_S:
             S = rounded(_symmetric_product(P, rounded(_symmetric_product(P, S))))
     return rounded(Q @ X)

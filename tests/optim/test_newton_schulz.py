@@ -181,12 +181,27 @@ def test_emulated_bfloat16_is_native_bfloat16_up_to_its_own_rounding(monkeypatch
     G = random_matrix(3, *shape, dtype=torch.float32)
     results = []
     for native in (True, False):
-        monkeypatch.setitem(newton_schulz.__globals__, "_cpu_has_bf16_products", lambda dtype, native=native: native)
+        monkeypatch.setitem(
+            newton_schulz.__globals__, "_cpu_has_bf16_products", lambda dtype, native=native: native
+        )
         results.append([newton_schulz(G, steps=n, method=method) for n in (1, 5)])
     (one, five), (emulated_one, emulated_five) = results
     torch.testing.assert_close(emulated_one, one, rtol=2**-6, atol=2**-9)
     exact = svd_orthogonalize(G)
     assert ((five - emulated_five).norm() / exact.norm()).item() < 0.08
+
+
+@pytest.mark.parametrize("coefficients", ["jordan", "polar_express"])
+@pytest.mark.parametrize("steps", [3, 5, 8, 10, 20])
+@pytest.mark.parametrize("decades", [0, 3, 6])
+def test_gram_stays_in_the_band_of_plain_in_bfloat16_however_many_steps(coefficients, steps, decades):
+    """Rounding errors of the Gram matrix grow from step to step: without restarts σ reached 1e13."""
+    G = random_matrix(24, 72, dtype=torch.float32) * torch.logspace(0, -decades, 72)
+    largest = [
+        torch.linalg.matrix_norm(newton_schulz(G, steps, coefficients, method), 2).item()
+        for method in ("plain", "gram")
+    ]
+    assert largest[1] < max(largest[0], 1.2) + 0.05
 
 
 def test_large_symmetric_products_by_blocks_equal_whole_ones(monkeypatch):
