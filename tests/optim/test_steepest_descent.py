@@ -45,6 +45,12 @@ def test_the_family_contains_sgd_sign_descent_and_muon():
     torch.testing.assert_close(steepest_direction(G, 400), svd_orthogonalize(G), rtol=0, atol=0.05)
 
 
+def test_numerical_solver_reaches_the_corners_of_tiny_entries():
+    G = gradient(4, 4)
+    G[0] *= 1e-3
+    torch.testing.assert_close(solve_steepest_direction(G, "max"), G.sign())
+
+
 def test_rank_deficient_gradient_leaves_its_null_space_alone():
     G = gradient(4, 1) @ gradient(1, 6)
     assert torch.linalg.matrix_rank(steepest_direction(G, "spectral"), atol=1e-8) == 1
