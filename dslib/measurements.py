@@ -32,33 +32,49 @@ def provenance(command: str, corpus: str = "") -> dict[str, str]:
     }
 
 
-def write(name: str, rows: pandas.DataFrame, command: str, corpus: str = "") -> Path:
+def write(
+    name: str, rows: pandas.DataFrame, command: str, corpus: str = "", replacing: str | None = None
+) -> Path:
     """Write ``rows`` with their provenance to ``data/measurements/NAME.csv`` of the source tree.
 
-    The file is replaced as a whole or not at all. Raises ValueError for no rows or NaN in them.
+    ``replacing`` names a column: shipped rows stay, with their own provenance, unless the new rows have
+    their value of it (``"model"``: only the models that were measured anew are replaced). The file
+    appears as a whole or not at all. Raises ValueError for no rows or NaN in them.
     """
+    import pandas
+
     if rows.empty:
         raise ValueError(f"rows of {name!r} are empty: there is nothing to ship")
     if rows.isna().any().any():
         columns = [str(column) for column in rows.columns[rows.isna().any()]]
         raise ValueError(f"rows of {name!r} hold NaN in {', '.join(columns)}")
     target = Path(data.__file__).parent / "measurements" / f"{name}.csv"
+    table = rows.assign(**provenance(command, corpus))
+    if replacing is not None and target.is_file():
+        kept = read(name)
+        table = pandas.concat([kept[~kept[replacing].isin(rows[replacing])], table], ignore_index=True)
     target.parent.mkdir(exist_ok=True)
     temporary = target.with_suffix(".csv.part")
-    rows.assign(**provenance(command, corpus)).to_csv(temporary, index=False, lineterminator="\n")
+    table.to_csv(temporary, index=False, lineterminator="\n")
     temporary.replace(target)
     return target
 
 
 def read(name: str) -> pandas.DataFrame:
-    """The shipped table ``NAME.csv``. Raises FileNotFoundError when there is none, and ValueError when a
-    row lacks its provenance."""
+    """The shipped table ``NAME.csv``, its numbers as they were written, to the last digit.
+
+    Raises FileNotFoundError when there is none, and ValueError when a row lacks its provenance.
+    """
     import pandas
 
-    rows = pandas.read_csv(data.path(f"measurements/{name}.csv"), keep_default_na=False, na_values=["nan"])
+    file = data.path(f"measurements/{name}.csv")
+    rows = pandas.read_csv(file, keep_default_na=False, na_values=["nan"])
+    optional = ("corpus",)  # not every measurement reads a text
     missing = [
-        column for column in PROVENANCE if column not in rows or (rows[column].astype(str) == "").all()
+        column
+        for column in PROVENANCE
+        if column not in rows or (column not in optional and (rows[column].astype(str) == "").any())
     ]
-    if missing and missing != ["corpus"]:
+    if missing:
         raise ValueError(f"measurements/{name}.csv lacks {', '.join(missing)}: it cannot be made again")
     return rows

@@ -54,17 +54,20 @@ def generate(
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 0")
     if not temperature >= 0:
         raise ValueError(f"temperature={temperature} must be at least 0")
+    filter_logits(torch.zeros(1), top_k, top_p)  # bad filters are refused here, whatever the temperature
     was_training = model.training
     model.eval()
     tokens, cache, fresh = prompt, KVCache() if use_cache else None, prompt
-    for _ in range(max_new_tokens):
-        logits = model(fresh, cache=cache)[:, -1]
-        if temperature == 0:
-            chosen = logits.argmax(dim=-1, keepdim=True)
-        else:
-            probability = filter_logits(logits / temperature, top_k, top_p).softmax(dim=-1)
-            chosen = torch.multinomial(probability, 1, generator=generator)
-        tokens = torch.cat((tokens, chosen), dim=1)
-        fresh = chosen if use_cache else tokens
-    model.train(was_training)
+    try:
+        for _ in range(max_new_tokens):
+            logits = model(fresh, cache=cache)[:, -1]
+            if temperature == 0:
+                chosen = logits.argmax(dim=-1, keepdim=True)
+            else:
+                probability = filter_logits(logits / temperature, top_k, top_p).softmax(dim=-1)
+                chosen = torch.multinomial(probability, 1, generator=generator)
+            tokens = torch.cat((tokens, chosen), dim=1)
+            fresh = chosen if use_cache else tokens
+    finally:
+        model.train(was_training)
     return tokens

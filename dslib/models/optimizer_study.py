@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Share of AdamW's compute that Muon gets in the comparison.
 SHARE = 0.75
 
-#: Shares and momenta that :func:`measure` sweeps.
+#: Shares of the compute and momenta that :func:`measure` sweeps.
 SHARES = (0.5, 0.625, 0.75, 0.875, 1.0)
 MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99)
 
@@ -37,15 +37,25 @@ GRIDS = {
     "muon": {"lr": (0.016, 0.032, 0.064), "rest_lr": (0.064, 0.128, 0.256)},
 }
 
-#: The arms of the comparison: optimizer, share of the compute, whose search gives its learning rates.
-#: An arm whose search is its own is searched; "one rate" has a single learning rate for everything.
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of the comparison: an optimizer, its share of AdamW's compute, the arm whose search gives
+    its learning rates (itself, if it is searched), and whether one learning rate serves everything."""
+
+    optimizer: str
+    share: float
+    rates_of: str
+    one_rate: bool = False
+
+
 ARMS = {
-    "AdamW": ("adamw", 1.0, "AdamW"),
-    "AdamW, short": ("adamw", SHARE, "AdamW, short"),
-    "Muon, short": ("muon", SHARE, "Muon, short"),
-    "Muon, short, reused": ("muon", SHARE, "AdamW"),
-    "AdamW, one rate": ("adamw", 1.0, "AdamW, one rate"),
-    "Muon, short, one rate reused": ("muon", SHARE, "AdamW, one rate"),
+    "AdamW": Arm("adamw", 1.0, "AdamW"),
+    "AdamW, short": Arm("adamw", SHARE, "AdamW, short"),
+    "Muon, short": Arm("muon", SHARE, "Muon, short"),
+    "Muon, short, reused": Arm("muon", SHARE, "AdamW"),
+    "AdamW, one rate": Arm("adamw", 1.0, "AdamW, one rate", one_rate=True),
+    "Muon, short, one rate reused": Arm("muon", SHARE, "AdamW, one rate", one_rate=True),
 }
 
 #: Seeds of searches stand apart from the seeds of the runs that are compared.
@@ -127,16 +137,16 @@ def search_arms(
 
     Raises ValueError for an unknown name.
     """
+    names, seeds, found = list(names), list(seeds), []
     unknown = [name for name in names if name not in ARMS]
     if unknown:
         raise ValueError(f"names={unknown} are no arms; use some of {', '.join(map(repr, ARMS))}")
-    seeds, found = list(seeds), []
-    for name in dict.fromkeys(ARMS[name][2] for name in names):
-        optimizer, share, _ = ARMS[name]
-        grid = GRIDS[optimizer]
-        rest_lr = None if "one rate" in name else grid["rest_lr"]
-        results = search_learning_rates(arm(base, optimizer, share), grid["lr"], rest_lr, seeds, run)
-        found += rows(results, kind="search", arm=name)
+    for name in dict.fromkeys(ARMS[name].rates_of for name in names):
+        searched = ARMS[name]
+        grid = GRIDS[searched.optimizer]
+        rest_lr = None if searched.one_rate else grid["rest_lr"]
+        config = arm(base, searched.optimizer, searched.share)
+        found += rows(search_learning_rates(config, grid["lr"], rest_lr, seeds, run), kind="search", arm=name)
     return found
 
 
@@ -147,10 +157,10 @@ def tuned_arms(base: TrainConfig, searched: pandas.DataFrame) -> dict[str, Train
     bracketed.
     """
     rates = {name: best_learning_rates(part) for name, part in searched.groupby("arm")}
+    tuned = {name: (one, *rates[one.rates_of]) for name, one in ARMS.items() if one.rates_of in rates}
     return {
-        name: arm(base, optimizer, share, lr=rates[source][0], rest_lr=rates[source][1])
-        for name, (optimizer, share, source) in ARMS.items()
-        if source in rates
+        name: arm(base, one.optimizer, one.share, lr=lr, rest_lr=rest_lr)
+        for name, (one, lr, rest_lr) in tuned.items()
     }
 
 
@@ -223,25 +233,24 @@ def momenta(config: TrainConfig) -> dict[str, Tensor]:
     return kept
 
 
-def measure(models: dict[str, TrainConfig], seeds: Sequence[int], run: Run = train_many) -> list[dict]:
-    """Everything that ships about this comparison: rows labelled by model and kind.
+def measure(
+    base: TrainConfig, seeds: Sequence[int], run: Run = train_many, thorough: bool = True
+) -> list[dict]:
+    """Everything that ships about one model: searches, finals, other shares of the compute.
 
-    ``models``: the first is studied in full — searches and finals of all :data:`ARMS`, shares, momenta —
-    and the others, where a run costs more, on fewer seeds and without the arms that only it needs.
+    ``thorough=False``, for models whose runs cost more, searches on fewer seeds, compares on four, and
+    leaves out AdamW's own short search and the sweep over momenta.
     """
-    found = []
-    for place, (name, base) in enumerate(models.items()):
-        names = ARMS if place == 0 else ("AdamW", "Muon, short", "AdamW, one rate")
-        table = search_arms(base, names, SEARCH_SEEDS if place == 0 else SEARCH_SEEDS[:2], run)
-        arms = tuned_arms(base, _frame(table))
-        some = list(seeds) if place == 0 else list(seeds)[:4]
-        for label, config in arms.items():
-            table += rows(run(with_seeds(config, some)), kind="final", arm=label)
-        table += share_rows(arms, base, SHARES, list(seeds)[:4], run)
-        if place == 0:
-            table += momentum_rows(arms["Muon, short"], MOMENTA, SEARCH_SEEDS, run)
-        found += [{"model": name, **row} for row in table]
-    return found
+    names = ARMS if thorough else ("AdamW", "Muon, short", "AdamW, one rate")
+    table = search_arms(base, names, SEARCH_SEEDS if thorough else SEARCH_SEEDS[:2], run)
+    arms = tuned_arms(base, _frame(table))
+    compared = list(seeds) if thorough else list(seeds)[:4]
+    for name, config in arms.items():
+        table += rows(run(with_seeds(config, compared)), kind="final", arm=name)
+    table += share_rows(arms, base, SHARES, list(seeds)[:4], run)
+    if thorough:
+        table += momentum_rows(arms["Muon, short"], MOMENTA, SEARCH_SEEDS, run)
+    return table
 
 
 def crossing_share(shares: pandas.DataFrame) -> float:
@@ -261,7 +270,8 @@ def crossing_share(shares: pandas.DataFrame) -> float:
 
 
 def rows(results: Iterable[TrainResult], **labels: Any) -> list[dict[str, Any]]:
-    """One flat row a run: ``labels``, then its settings, then what it measured at its end."""
+    """One flat row a run: ``labels``, then its settings, then what it measured at its end. ``share`` is 0
+    where no label gives it: only sweeps over shares do."""
     return [
         {
             **labels,

@@ -61,7 +61,8 @@ class TrainConfig:
 class TrainResult:
     """What a run measured. ``train_loss`` has an entry a step; the lists from ``at`` on have one an
     evaluation: steps done, validation loss, and what :func:`probe` returns. Losses are nats a token.
-    ``final_loss`` is the last validation loss; ``seconds`` and ``optimizer_seconds`` are wall time."""
+    ``flops`` counts all steps. ``seconds`` is the wall time of the steps, evaluations left out, and
+    ``optimizer_seconds`` the optimizer's part of it, under whatever load the machine had then."""
 
     config: TrainConfig
     train_loss: list[float]
@@ -81,8 +82,8 @@ class TrainResult:
         return self.validation_loss[-1]
 
 
-#: Attention logits past this are counted by :func:`probe` (MuonClip's threshold is 100 at 1 T
-#: parameters; a small model's softmax is already nearly one-hot at 20).
+#: Attention logits past this in size are counted by :func:`probe`. (MuonClip's threshold is 100, at a
+#: thousand billion parameters.)
 LOGIT_THRESHOLD = 20.0
 
 
@@ -140,9 +141,9 @@ def with_compute(config: TrainConfig, flops: float) -> TrainConfig:
 @torch.no_grad()
 def probe(model: Decoder, tokens: Tensor) -> dict[str, float]:
     """Sizes inside a model on ``tokens`` (batch, time): ``weight_rms`` over all of Muon's matrices,
-    ``activation_rms`` over the outputs of all attention and MLP modules, ``largest_logit``, and
-    ``logits_above``: the share of the attention logits (of keys that may be seen) past
-    ``LOGIT_THRESHOLD`` in size."""
+    ``activation_rms`` over the outputs of all attention and MLP modules, ``largest_logit``: the largest
+    absolute value of an attention logit of a key that may be seen, and ``logits_above``: the share of
+    these whose absolute value is past ``LOGIT_THRESHOLD``. Not finite where the model is not."""
     matrices, _ = param_groups_for_muon(model)
     squares = sum(weight.square().sum().item() for weight in matrices)
     outputs: list[Tensor] = []
@@ -162,7 +163,7 @@ def probe(model: Decoder, tokens: Tensor) -> dict[str, float]:
     finally:
         for hook in hooks:
             hook.remove()
-    visible = torch.cat([layer[layer.isfinite()].abs() for layer in logits]) if logits else torch.zeros(1)
+    visible = torch.cat([layer[layer != -math.inf].abs() for layer in logits]) if logits else torch.zeros(1)
     return {
         "weight_rms": math.sqrt(squares / sum(weight.numel() for weight in matrices)),
         "activation_rms": torch.stack([output.square().mean() for output in outputs]).mean().sqrt().item(),
@@ -204,8 +205,9 @@ def train(config: TrainConfig, observe: Observer | None = None) -> TrainResult:
     )
     train_loss: list[float] = []
     records: list[dict[str, float]] = []
-    optimizer_seconds, began = 0.0, time.perf_counter()
+    seconds = optimizer_seconds = 0.0
     for step in range(config.steps):
+        began = time.perf_counter()
         for group, peak in groups:
             group["lr"] = peak * learning_rate_factor(step, config)
         loss = model.loss(*next(stream))
@@ -217,12 +219,16 @@ def train(config: TrainConfig, observe: Observer | None = None) -> TrainResult:
         for optimizer in optimizers:
             optimizer.step()
         optimizer_seconds += time.perf_counter() - before
+        seconds += time.perf_counter() - began
         if observe is not None:
             observe(step + 1, model, optimizers)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         if step + 1 in marks:
-            records.append({"loss": validation_loss(model, windows), **probe(model, windows[0][:4])})
+            record = {"loss": validation_loss(model, windows), **probe(model, windows[0][:4])}
+            records.append(
+                {key: value if math.isfinite(value) else math.inf for key, value in record.items()}
+            )
     train_loss += [math.inf] * (config.steps - len(train_loss))
     nothing = dict.fromkeys(
         ("loss", "weight_rms", "activation_rms", "largest_logit", "logits_above"), math.inf
@@ -238,7 +244,7 @@ def train(config: TrainConfig, observe: Observer | None = None) -> TrainResult:
         largest_logit=[record["largest_logit"] for record in records],
         logits_above=[record["logits_above"] for record in records],
         flops=config.steps * flops_per_step(config),
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
         optimizer_seconds=optimizer_seconds,
     )
 

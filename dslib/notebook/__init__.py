@@ -1,6 +1,6 @@
 """What only a notebook needs: style, widgets, progress, sources, exercises, prose, tables."""
 
-from dslib.notebook.environment import headless
+from dslib.notebook.environment import headless, jobs
 from dslib.notebook.exercises import attempt, results, run_checks
 from dslib.notebook.progress import progress
 from dslib.notebook.prose import say
@@ -19,6 +19,7 @@ __all__ = [
     "headless",
     "initial_values",
     "interact",
+    "jobs",
     "paper_line",
     "progress",
     "results",

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+from dslib.suite.processes import cores
+
 
 def headless() -> bool:
     """Whether the notebook is executed without a reader: the runner sets DSLIB_HEADLESS=1."""
@@ -35,3 +37,12 @@ def show(plain: str, **rich: str) -> None:
     from IPython.display import display
 
     display({"text/plain": plain, **{f"text/{kind}": text for kind, text in rich.items()}}, raw=True)
+
+
+def jobs() -> int:
+    """How many processes a notebook may use at once: its share of the cores in a run of the suite
+    (DSLIB_JOBS_CORES, set by the runner), otherwise every core of this process."""
+    given = os.environ.get("DSLIB_JOBS_CORES", "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    return cores()

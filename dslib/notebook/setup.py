@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
 from typing import TypeVar
 
 from dslib.notebook.style import use_style
+from dslib.suite.processes import cores
 
 T = TypeVar("T")
 PROFILES = ("smoke", "quick", "full")
@@ -25,8 +25,8 @@ def setup(profile: str, seed: int) -> None:
     use_style()
     parts = [f"dslib {_version('dslib-notebooks') or 'from source'}", f"Python {platform.python_version()}"]
     parts += [f"{name} {version}" for name in ("torch",) if (version := _version(name))]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    parts += [f"{cores} core{'s' if cores > 1 else ''}", f"profile {profile}", f"seed {seed}"]
+    count = cores()
+    parts += [f"{count} core{'s' if count > 1 else ''}", f"profile {profile}", f"seed {seed}"]
     print(" · ".join(parts))
 
 

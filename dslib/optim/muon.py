@@ -20,7 +20,7 @@ class Muon(torch.optim.Optimizer):
     """MomentUm Orthogonalised by Newton–Schulz (Jordan 2024), with Moonlight's weight decay and scale.
 
         Mₜ = μ·Mₜ₋₁ + Gₜ                                      Moonlight eq. 1, arXiv:2502.16982
-        Oₜ = NewtonSchulz(Gₜ + μ·Mₜ  if nesterov else  Mₜ)     eq. 2
+        Oₜ = NewtonSchulz(Gₜ + μ·Mₜ  if nesterov else  Mₜ)     eq. 1, iterated as in eq. 2
         Wₜ = Wₜ₋₁ − lr·(factor·Oₜ + λ·Wₜ₋₁)                    eq. 3 and 4
 
     ``params``: an iterable of parameters, of (name, parameter) pairs, or of group dictionaries, each
@@ -36,7 +36,8 @@ class Muon(torch.optim.Optimizer):
 
     A parameter whose gradient is None is left alone, its decay too; a zero gradient still decays.
     Gradients and momentum buffers are never changed by the orthogonalisation. All matrices of one
-    shape, transposed or not, are orthogonalised in one batch. State: ``momentum_buffer``, of the parameter's shape.
+    shape, transposed or not, are orthogonalised in one batch. State: ``momentum_buffer``, of the parameter's
+    shape, in float32 for float16 parameters.
 
     Raises ValueError, naming the option and its value, for a negative or NaN lr or weight_decay,
     momentum outside [0, 1), ns_steps below 1, unknown modes, parameters of fewer than two dimensions
@@ -71,7 +72,13 @@ class Muon(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with options of its own; checked as the constructor checks, before it is added."""
         param_group = dict(param_group)
+        if "params" not in param_group:
+            raise ValueError(
+                f"the group {sorted(param_group)} has no 'params'; give it the list of its parameters"
+            )
         members = param_group["params"]
+        if isinstance(members, set):
+            raise TypeError("params is a set, whose order changes from run to run; give a list")
         members = [members] if isinstance(members, Tensor) else list(members)
         param_group["params"] = members
         _check_options({**self.defaults, **param_group})
@@ -112,10 +119,14 @@ class Muon(torch.optim.Optimizer):
         buffers = []
         for p in parameters:
             state = self.state[p]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            # The sum of float16 gradients leaves float16's range: 20 times 6e4. (load_state_dict casts.)
+            dtype = torch.float32 if p.dtype == torch.float16 else p.dtype
+            buffer = state.get("momentum_buffer")
+            if buffer is None:
+                buffer = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+            state["momentum_buffer"] = buffer.to(dtype)
             buffers.append(state["momentum_buffer"])
-        gradients = [p.grad for p in parameters]
+        gradients = [p.grad.to(buffer.dtype) for p, buffer in zip(parameters, buffers, strict=True)]
         torch._foreach_mul_(buffers, momentum)
         torch._foreach_add_(buffers, gradients)
         directions = torch._foreach_add(gradients, buffers, alpha=momentum) if group["nesterov"] else buffers
@@ -169,6 +180,9 @@ def _by_kind(blocks: list[tuple[dict, Tensor, Tensor]]) -> list[list[tuple[dict,
 
 
 def _check_options(options: dict[str, Any]) -> None:
+    for name in ("lr", "weight_decay", "momentum"):
+        if isinstance(options[name], str) or not hasattr(options[name], "__float__"):
+            raise ValueError(f"{name}={options[name]!r} must be a number")
     lr, decay, momentum = float(options["lr"]), float(options["weight_decay"]), float(options["momentum"])
     if not (lr >= 0 and math.isfinite(lr)):
         raise ValueError(f"lr={options['lr']!r} must be a finite number of at least 0")

@@ -12,7 +12,7 @@ Triple = tuple[float, float, float]
 #: Jordan (2024); Moonlight (arXiv:2502.16982), eq. 2: the same odd quintic at every step.
 JORDAN: Triple = (3.4445, -4.7750, 2.0315)
 
-#: Polar Express (arXiv:2505.16932), Algorithm 1 with l = 1e-3: one optimal quintic a step, as published.
+#: Polar Express (arXiv:2505.16932): one optimal quintic a step for σ from 1e-3, then the limit.
 POLAR_EXPRESS: tuple[Triple, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -53,6 +53,8 @@ def coefficient_schedule(coefficients: str | Sequence, steps: int) -> list[Tripl
         raise ValueError(
             f"coefficients={coefficients!r} is unknown; use 'jordan', 'polar_express' or (a, b, c)"
         )
+    elif not isinstance(coefficients, Sequence):
+        raise ValueError(f"coefficients={coefficients!r} must be a name, one (a, b, c) or a sequence of them")
     else:
         triples = list(coefficients)
         if len(triples) == 3 and all(isinstance(value, int | float) for value in triples):
@@ -91,11 +93,12 @@ def newton_schulz(
     into X only every second step, which is cheaper the further A and B are apart; ``"auto"`` takes ``"gram"``
     from an aspect ratio of 2. ``dtype``: what the iteration computes in. None is bfloat16 for 32-bit
     and shorter inputs, as in the papers, and float64 for float64. Where the device has no bfloat16
-    instructions, products of bfloat16 operands are accumulated and rounded exactly as such
-    instructions would do it, by way of float32.
+    instructions, products of bfloat16 operands are accumulated in float32 and rounded once, which is
+    what such instructions do. No gradient flows through the result.
 
     Raises ValueError for fewer than two dimensions, ``steps`` below 1, an unknown method or
-    coefficients, and TypeError for complex or integer G.
+    coefficients or a dtype that is none of bfloat16, float16, float32 and float64, and TypeError for
+    complex or integer G.
     """
     if not isinstance(G, Tensor) or not G.is_floating_point():
         kind = G.dtype if isinstance(G, Tensor) else type(G).__name__
@@ -108,7 +111,9 @@ def newton_schulz(
     if dtype is None:
         dtype = torch.float64 if G.dtype == torch.float64 else torch.bfloat16
     elif dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-        raise ValueError(f"dtype={dtype} cannot hold the iteration; use bfloat16, float32 or float64")
+        raise ValueError(
+            f"dtype={dtype} cannot hold the iteration; use bfloat16, float16, float32 or float64"
+        )
     if G.numel() == 0:
         return G.clone()
 

@@ -19,7 +19,7 @@ def param_groups_for_muon(model: nn.Module) -> tuple[list[nn.Parameter], list[nn
 
     ``matrices`` are the weights between hidden spaces: linear maps, attention projections, MoE
     experts and routers, convolutions. ``rest``, for AdamW: embeddings, the LM head (by name, by a
-    weight tied to an embedding, or a linear map onto an embedding's vocabulary), norms, biases,
+    weight tied to an embedding, or outside the numbered layers by an embedding's shape), norms, biases,
     scalars, and weights that are a single row or column, whose orthogonalisation is only a
     normalisation. Frozen parameters are in neither; a shared parameter appears once.
 
@@ -28,7 +28,7 @@ def param_groups_for_muon(model: nn.Module) -> tuple[list[nn.Parameter], list[nn
     """
     tables = [module for module in model.modules() if isinstance(module, _TABLES)]
     table_ids = {id(parameter) for module in tables for parameter in module.parameters(recurse=False)}
-    vocabularies = {module.num_embeddings for module in tables}
+    table_shapes = {tuple(module.weight.shape) for module in tables}
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     seen: set[int] = set()
@@ -40,7 +40,7 @@ def param_groups_for_muon(model: nn.Module) -> tuple[list[nn.Parameter], list[nn
             is_matrix = (
                 id(parameter) not in table_ids
                 and not _is_norm(module)
-                and not _is_head(path, module, vocabularies)
+                and not _is_head(path, module, table_shapes)
                 and not name.endswith("bias")
                 and not _names_a_table(f"{path}.{name}")
                 and parameter.ndim >= 2
@@ -55,12 +55,16 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
-def _is_head(path: str, module: nn.Module, vocabularies: set[int]) -> bool:
+def _is_head(path: str, module: nn.Module, table_shapes: set[tuple[int, ...]]) -> bool:
     parts = path.split(".")
     if parts[-1] in _HEAD_NAMES or (len(parts) == 1 and parts[0] in _TOP_HEAD_NAMES):
         return True
-    return isinstance(module, nn.Linear) and module.out_features in vocabularies
+    # A matrix inside a numbered layer may have an embedding's shape by chance: width 256 on bytes does.
+    in_a_layer = any(part.isdigit() for part in parts)
+    return isinstance(module, nn.Linear) and not in_a_layer and tuple(module.weight.shape) in table_shapes
 
 
 def _names_a_table(path: str) -> bool:
-    return any(part in _TABLE_NAMES or "embedding" in part for part in path.lower().split("."))
+    return any(
+        part in _TABLE_NAMES or part in ("embedding", "embeddings") for part in path.lower().split(".")
+    )

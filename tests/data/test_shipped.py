@@ -25,9 +25,17 @@ def test_missing_file_is_an_error_that_names_what_is_there():
 def test_every_shipped_row_has_the_command_that_made_it(file):
     rows = measurements.read(file.stem)
     assert len(rows)
-    for column in measurements.PROVENANCE:
-        assert (rows[column].astype(str).str.len() > 0).all(), column
-    assert rows["command"].str.startswith("dslib run ").all()
+    assert rows["command"].str.fullmatch(r"dslib run \d\d --profile full --param .+").all()
+    assert rows["date"].str.fullmatch(r"\d{4}-\d\d-\d\d").all()
+    assert rows["corpus"].str.fullmatch(r"[0-9a-f]{12}").all()
+    assert rows["source"].str.fullmatch(r"[0-9a-f]{12}").all()
+
+
+def test_shipped_models_have_the_sizes_that_their_names_say():
+    rows = measurements.read("muon")
+    assert (rows["model"] == rows["d_model"].astype(str) + " × " + rows["layers"].astype(str)).all()
+    assert rows["model"].nunique() == 3
+    assert not rows.duplicated(["model", "kind", "arm", "share", "lr", "rest_lr", "momentum", "seed"]).any()
 
 
 def test_every_shipped_search_is_bracketed():

@@ -55,6 +55,7 @@ def test_nothing_to_generate_returns_the_prompt():
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
         ({"temperature": -0.5}, "temperature=-0.5"),
         ({"top_k": 0}, "top_k=0"),
+        ({"top_k": 0, "temperature": 0}, "top_k=0"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.5}, "top_p=1.5"),
     ],

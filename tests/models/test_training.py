@@ -53,10 +53,12 @@ def test_number_of_workers_changes_no_number(tiny):
 
 
 def test_diverged_run_ends_early_with_infinite_losses(tiny):
-    result = train(replace(tiny, lr=math.inf))
-    assert result.final_loss == math.inf
-    assert len(result.train_loss) == 30
-    assert len(result.validation_loss) == len(result.at)
+    for steps in (30, 2):  # with two steps, two evaluations: the bad step falls on an evaluation
+        result = train(replace(tiny, lr=math.inf, steps=steps))
+        assert result.final_loss == math.inf
+        assert len(result.train_loss) == steps
+        measured = [result.validation_loss, result.weight_rms, result.activation_rms, result.largest_logit]
+        assert all(len(values) == len(result.at) and values[-1] == math.inf for values in measured)
 
 
 def test_schedule_warms_up_peaks_once_and_ends_at_its_final_share(tiny):

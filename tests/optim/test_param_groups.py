@@ -1,5 +1,6 @@
 """The split between Muon's matrices and AdamW's rest."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -52,6 +53,14 @@ def test_decoder_gives_its_blocks_matrices_and_nothing_else():
     assert rest == {"embedding.weight", "lm_head.weight", "norm.weight"} | {
         f"blocks.{i}.{n}.weight" for i in (0, 1) for n in ("attention_norm", "mlp_norm")
     }
+
+
+@pytest.mark.parametrize("d_model", [96, 256])
+def test_matrix_of_a_layer_stays_one_whatever_the_vocabulary_is(d_model):
+    """At width 96 the MLP has 256 inner units, at 256 every projection has 256 outputs: as many as bytes."""
+    matrices, rest = names(Decoder(DecoderConfig(vocab_size=256, d_model=d_model, layers=1, heads=2)))
+    assert len(matrices) == 7
+    assert rest >= {"embedding.weight", "lm_head.weight"}
 
 
 def test_tied_frozen_and_shared_parameters_appear_at_most_once():
