@@ -1,9 +1,10 @@
-"""Muon against AdamW: both learning rates of both searched, then compared at equal compute.
+"""Muon against AdamW: both searched as widely, then compared at equal compute.
 
 A model trained for some hundred steps is limited by how fast its head and embedding grow, and a single
 learning rate must be small enough for the matrices. Muon's matrices bear a larger one, so with one
 learning rate for everything Muon also trains the *head* faster, which has nothing to do with
-orthogonalisation. Here ``lr`` (matrices) and ``rest_lr`` (the rest) are searched for each optimizer.
+orthogonalisation. And a momentum of 0.95 remembers twenty steps, which is long in a short run. Here
+``lr`` (matrices), ``rest_lr`` (the rest) and the momentum (AdamW's β₁) are searched for each optimizer.
 """
 
 from __future__ import annotations
@@ -27,15 +28,24 @@ if TYPE_CHECKING:
 #: Share of AdamW's compute that Muon gets in the comparison.
 SHARE = 0.75
 
-#: Shares of the compute and momenta that :func:`measure` sweeps.
+#: Shares of the compute and momenta that are swept.
 SHARES = (0.5, 0.625, 0.75, 0.875, 1.0)
-MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99)
+MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
 
-#: Where the searches start; they move on from there until the optimum is bracketed.
-GRIDS = {
-    "adamw": {"lr": (0.004, 0.008, 0.016), "rest_lr": (0.064, 0.128, 0.256)},
-    "muon": {"lr": (0.016, 0.032, 0.064), "rest_lr": (0.064, 0.128, 0.256)},
-}
+#: Seeds of searches stand apart from the seeds of the runs that are compared.
+SEARCH_SEEDS = (1000, 1001)
+_MOST_ROUNDS = 6
+
+Run = Callable[[list[TrainConfig]], Iterable[TrainResult]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a search finds: learning rate of the matrices, of the rest (None: the same), and momentum."""
+
+    lr: float
+    rest_lr: float | None
+    momentum: float
 
 
 @dataclass(frozen=True)
@@ -58,35 +68,49 @@ ARMS = {
     "Muon, short, one rate reused": Arm("muon", SHARE, "AdamW, one rate", one_rate=True),
 }
 
-#: Seeds of searches stand apart from the seeds of the runs that are compared.
-SEARCH_SEEDS = (1000, 1001, 1002)
-_MOST_ROUNDS = 5
+#: Where the searches start; they move on from there until the optimum is bracketed.
+STARTS = {"adamw": Settings(0.008, 0.128, 0.9), "muon": Settings(0.064, 0.128, 0.9)}
+#: The momentum of an arm that reuses another optimizer's learning rates: Moonlight's.
+REUSED_MOMENTUM = 0.95
 
-Run = Callable[[list[TrainConfig]], Iterable[TrainResult]]
 
-
-def arm(base: TrainConfig, optimizer: str, share: float, **options: Any) -> TrainConfig:
-    """``base`` under another optimizer with ``share`` of the compute of AdamW's full run, Newton–Schulz
-    counted, its schedule fitted to the steps that this buys."""
+def configured(base: TrainConfig, optimizer: str, share: float, settings: Settings) -> TrainConfig:
+    """``base`` under an optimizer and settings, with ``share`` of the compute of AdamW's full run,
+    Newton–Schulz counted, and its schedule fitted to the steps that this buys. The momentum is AdamW's
+    β₁, or Muon's μ (whose AdamW for the rest keeps ``base``'s β₁)."""
     budget = share * base.steps * flops_per_step(replace(base, optimizer="adamw"))
-    return with_compute(replace(base, optimizer=optimizer, **options), budget)
+    config = replace(base, optimizer=optimizer, lr=settings.lr, rest_lr=settings.rest_lr)
+    if optimizer == "adamw":
+        config = replace(config, betas=(settings.momentum, base.betas[1]))
+    else:
+        config = replace(config, momentum=settings.momentum)
+    return with_compute(config, budget)
 
 
-def search_learning_rates(
-    config: TrainConfig,
-    lr: Sequence[float],
-    rest_lr: Sequence[float] | None,
+def settings_of(config: TrainConfig) -> Settings:
+    """The learning rates and the momentum (AdamW's β₁) of a run."""
+    momentum = config.betas[0] if config.optimizer == "adamw" else config.momentum
+    return Settings(config.lr, config.rest_lr, momentum)
+
+
+def search_settings(
+    base: TrainConfig,
+    optimizer: str,
+    share: float,
+    start: Settings,
     seeds: Iterable[int] = SEARCH_SEEDS,
+    momenta: Sequence[float] = MOMENTA,
     run: Run = train_many,
 ) -> list[TrainResult]:
-    """Search ``lr`` and ``rest_lr`` in turns until the best pair is bracketed in both directions.
+    """Search learning rates and momentum in turns until none of them moves.
 
-    ``lr``, ``rest_lr``: where the two grids start, ascending, neighbours a factor of 2 apart.
-    ``rest_lr=None`` keeps one learning rate for everything. Returns every run made; the loss of a
-    pair is its mean over ``seeds``. Raises RuntimeError when the optimum keeps moving.
+    Each learning rate is bracketed on a grid of factor 2, refined by √2; the momentum is the best of
+    ``momenta`` (empty: it stays at ``start``'s). ``start.rest_lr`` of None keeps one learning rate for
+    everything. Returns every run made; the loss of a point is its mean over ``seeds``. Raises
+    RuntimeError when the optimum keeps moving.
     """
     seeds = list(seeds)
-    runs: dict[tuple[float, float | None], list[TrainResult]] = {}
+    runs: dict[Settings, list[TrainResult]] = {}
     known: list[float] = []
 
     def snapped(value: float) -> float:
@@ -96,93 +120,91 @@ def search_learning_rates(
             known.append(float(f"{value:.6g}"))
         return near[0] if near else known[-1]
 
-    def losses(pairs: list[tuple[float, float | None]]) -> list[float]:
-        fresh = [pair for pair in dict.fromkeys(pairs) if pair not in runs]
-        configs = [replace(config, lr=a, rest_lr=b, seed=seed) for a, b in fresh for seed in seeds]
-        results = list(run(configs))
-        for position, pair in enumerate(fresh):
-            runs[pair] = results[position * len(seeds) : (position + 1) * len(seeds)]
-        return [_mean(result.final_loss for result in runs[pair]) for pair in pairs]
+    def losses(points: list[Settings]) -> list[float]:
+        fresh = [point for point in dict.fromkeys(points) if point not in runs]
+        tried = [configured(base, optimizer, share, point) for point in fresh]
+        results = list(run([replace(config, seed=seed) for config in tried for seed in seeds]))
+        for position, point in enumerate(fresh):
+            runs[point] = results[position * len(seeds) : (position + 1) * len(seeds)]
+        return [_mean(result.final_loss for result in runs[point]) for point in points]
 
-    def search(
-        start: Sequence[float], centre: float, pair: Callable[[float], tuple[float, float | None]]
-    ) -> float:
-        grid = [centre * value / start[len(start) // 2] for value in start]
-        found = bracketed_minimum(lambda values: losses([pair(snapped(value)) for value in values]), grid)
-        return snapped(best_bracketed(found))
+    def bracketed(best: Settings, axis: str) -> Settings:
+        centre = getattr(best, axis)
+        found = bracketed_minimum(
+            lambda values: losses([replace(best, **{axis: snapped(value)}) for value in values]),
+            [centre / 2, centre, centre * 2],
+        )
+        return replace(best, **{axis: snapped(best_bracketed(found))})
 
-    best_lr = snapped(lr[len(lr) // 2])
-    if rest_lr is None:
-        search(lr, best_lr, lambda value: (value, None))
-        return [result for results in runs.values() for result in results]
-    best_rest = snapped(rest_lr[len(rest_lr) // 2])
-    for _ in range(_MOST_ROUNDS):
-        before = (best_lr, best_rest)
-        best_lr = search(lr, best_lr, lambda value, rest=best_rest: (value, rest))
-        best_rest = search(rest_lr, best_rest, lambda value, matrices=best_lr: (matrices, value))
-        if (best_lr, best_rest) == before:
-            return [result for results in runs.values() for result in results]
-    raise RuntimeError(
-        f"the best (lr, rest_lr) still moves after {_MOST_ROUNDS} rounds: {before} → {best_lr, best_rest}"
+    best = replace(
+        start, lr=snapped(start.lr), rest_lr=None if start.rest_lr is None else snapped(start.rest_lr)
     )
+    for _ in range(_MOST_ROUNDS):
+        before = best
+        if momenta:
+            points = [replace(best, momentum=momentum) for momentum in momenta]
+            best = min(zip(losses(points), points, strict=True), key=lambda pair: pair[0])[1]
+        best = bracketed(best, "lr")
+        if best.rest_lr is not None:
+            best = bracketed(best, "rest_lr")
+        if best == before:
+            return [result for results in runs.values() for result in results]
+    raise RuntimeError(f"the best settings still move after {_MOST_ROUNDS} rounds: {before} → {best}")
 
 
-def search_arms(
-    base: TrainConfig,
-    names: Iterable[str] = tuple(ARMS),
-    seeds: Iterable[int] = SEARCH_SEEDS,
-    run: Run = train_many,
-) -> list[dict]:
+def best_settings(table: pandas.DataFrame) -> Settings:
+    """The settings of least mean loss in a table of one arm's search, both learning rates bracketed.
+
+    ``table`` has the columns lr, rest_lr (equal to lr where one rate serves all), momentum and
+    final_loss. Raises ValueError when the best learning rate lies at an edge of what was searched.
+    """
+    means = table.groupby(["lr", "rest_lr", "momentum"])["final_loss"].mean()
+    lr, rest_lr, momentum = (float(value) for value in means.idxmin())
+    if (table["lr"] == table["rest_lr"]).all():
+        best_bracketed({a: loss for (a, _, m), loss in means.items() if m == momentum})
+        return Settings(lr, None, momentum)
+    best_bracketed({a: loss for (a, b, m), loss in means.items() if (b, m) == (rest_lr, momentum)})
+    best_bracketed({b: loss for (a, b, m), loss in means.items() if (a, m) == (lr, momentum)})
+    return Settings(lr, rest_lr, momentum)
+
+
+def search_arms(base: TrainConfig, names: Iterable[str] = tuple(ARMS), run: Run = train_many) -> list[dict]:
     """The searches that the named :data:`ARMS` need on ``base``: one row a run, kind="search", by arm.
 
     Raises ValueError for an unknown name.
     """
-    names, seeds, found = list(names), list(seeds), []
+    names, found = list(names), []
     unknown = [name for name in names if name not in ARMS]
     if unknown:
         raise ValueError(f"names={unknown} are no arms; use some of {', '.join(map(repr, ARMS))}")
     for name in dict.fromkeys(ARMS[name].rates_of for name in names):
-        searched = ARMS[name]
-        grid = GRIDS[searched.optimizer]
-        rest_lr = None if searched.one_rate else grid["rest_lr"]
-        config = arm(base, searched.optimizer, searched.share)
-        found += rows(search_learning_rates(config, grid["lr"], rest_lr, seeds, run), kind="search", arm=name)
+        one = ARMS[name]
+        start = replace(STARTS[one.optimizer], rest_lr=None) if one.one_rate else STARTS[one.optimizer]
+        results = search_settings(base, one.optimizer, one.share, start, run=run)
+        found += rows(results, kind="search", arm=name)
     return found
 
 
 def tuned_arms(base: TrainConfig, searched: pandas.DataFrame) -> dict[str, TrainConfig]:
-    """Every arm on ``base`` whose search is among ``searched``, with the learning rates found there.
+    """Every arm on ``base`` whose search is among ``searched``, with the settings found there.
 
-    ``searched``: rows of :func:`search_arms` for this model. Raises ValueError when an optimum was not
+    ``searched``: rows of kind "search" for this model. Raises ValueError when an optimum was not
     bracketed.
     """
-    rates = {name: best_learning_rates(part) for name, part in searched.groupby("arm")}
-    tuned = {name: (one, *rates[one.rates_of]) for name, one in ARMS.items() if one.rates_of in rates}
-    return {
-        name: arm(base, one.optimizer, one.share, lr=lr, rest_lr=rest_lr)
-        for name, (one, lr, rest_lr) in tuned.items()
-    }
+    found = {name: best_settings(part) for name, part in searched.groupby("arm")}
+    tuned = {}
+    for name, one in ARMS.items():
+        if one.rates_of in found:
+            settings = found[one.rates_of]
+            if ARMS[one.rates_of].optimizer != one.optimizer:
+                settings = replace(settings, momentum=REUSED_MOMENTUM)
+            tuned[name] = configured(base, one.optimizer, one.share, settings)
+    return tuned
 
 
 def with_seeds(config: TrainConfig, seeds: Iterable[int]) -> list[TrainConfig]:
     """One configuration a seed."""
     return [replace(config, seed=seed) for seed in seeds]
-
-
-def best_learning_rates(table: pandas.DataFrame) -> tuple[float, float]:
-    """(lr, rest_lr) of the least mean loss in a table of search runs, bracketed in both.
-
-    ``table`` has the columns lr, rest_lr (equal to lr where one rate serves all) and final_loss.
-    Raises ValueError when the best lies at an edge of what was searched.
-    """
-    means = table.groupby(["lr", "rest_lr"])["final_loss"].mean()
-    lr, rest_lr = (float(value) for value in means.idxmin())
-    if (table["lr"] == table["rest_lr"]).all():
-        best_bracketed({a: loss for (a, _), loss in means.items()})
-    else:
-        best_bracketed({a: loss for (a, b), loss in means.items() if b == rest_lr})
-        best_bracketed({b: loss for (a, b), loss in means.items() if a == lr})
-    return lr, rest_lr
 
 
 def share_rows(
@@ -196,21 +218,8 @@ def share_rows(
     seeds, found = list(seeds), []
     for share in shares:
         for optimizer, name in (("adamw", "AdamW"), ("muon", "Muon, short")):
-            tuned = arms[name]
-            config = arm(base, optimizer, share, lr=tuned.lr, rest_lr=tuned.rest_lr)
+            config = configured(base, optimizer, share, settings_of(arms[name]))
             found += rows(run(with_seeds(config, seeds)), kind="share", arm=optimizer, share=share)
-    return found
-
-
-def momentum_rows(
-    tuned: TrainConfig, momenta: Iterable[float], seeds: Iterable[int], run: Run = train_many
-) -> list[dict]:
-    """Muon at other momenta, each with its matrices' learning rate at half, once and twice the tuned one."""
-    seeds, found = list(seeds), []
-    for momentum in momenta:
-        for factor in (0.5, 1.0, 2.0):
-            config = replace(tuned, momentum=momentum, lr=tuned.lr * factor)
-            found += rows(run(with_seeds(config, seeds)), kind="momentum", arm="Muon, short")
     return found
 
 
@@ -233,24 +242,28 @@ def momenta(config: TrainConfig) -> dict[str, Tensor]:
     return kept
 
 
-def measure(
-    base: TrainConfig, seeds: Sequence[int], run: Run = train_many, thorough: bool = True
-) -> list[dict]:
-    """Everything that ships about one model: searches, finals, other shares of the compute.
-
-    ``thorough=False``, for models whose runs cost more, searches on fewer seeds, compares on four, and
-    leaves out AdamW's own short search and the sweep over momenta.
-    """
-    names = ARMS if thorough else ("AdamW", "Muon, short", "AdamW, one rate")
-    table = search_arms(base, names, SEARCH_SEEDS if thorough else SEARCH_SEEDS[:2], run)
+def measure(base: TrainConfig, seeds: Sequence[int], run: Run = train_many) -> list[dict]:
+    """Everything that ships about the main model: the searches and finals of all :data:`ARMS`, and both
+    optimizers at other shares of the compute."""
+    table = search_arms(base, ARMS, run)
     arms = tuned_arms(base, _frame(table))
-    compared = list(seeds) if thorough else list(seeds)[:4]
     for name, config in arms.items():
-        table += rows(run(with_seeds(config, compared)), kind="final", arm=name)
-    table += share_rows(arms, base, SHARES, list(seeds)[:4], run)
-    if thorough:
-        table += momentum_rows(arms["Muon, short"], MOMENTA, SEARCH_SEEDS, run)
-    return table
+        table += rows(run(with_seeds(config, seeds)), kind="final", arm=name)
+    return table + share_rows(arms, base, SHARES, list(seeds)[:4], run)
+
+
+def measure_larger(
+    base: TrainConfig, tuned: dict[str, TrainConfig], seeds: Sequence[int], run: Run = train_many
+) -> list[dict]:
+    """The shares of AdamW and Muon for a model whose runs cost more: the search starts from the main
+    model's settings (``tuned``), on one seed, and leaves the momentum there."""
+    table = []
+    for name in ("AdamW", "Muon, short"):
+        one, start = ARMS[name], settings_of(tuned[name])
+        found = search_settings(base, one.optimizer, one.share, start, SEARCH_SEEDS[:1], (), run)
+        table += rows(found, kind="search", arm=name)
+    arms = tuned_arms(base, _frame(table))
+    return table + share_rows(arms, base, (0.5, 0.75, 1.0), list(seeds)[:4], run)
 
 
 def crossing_share(shares: pandas.DataFrame) -> float:
@@ -282,7 +295,7 @@ def rows(results: Iterable[TrainResult], **labels: Any) -> list[dict[str, Any]]:
             "lr": result.config.lr,
             "rest_lr": result.config.lr if result.config.rest_lr is None else result.config.rest_lr,
             "weight_decay": result.config.weight_decay,
-            "momentum": result.config.momentum,
+            "momentum": settings_of(result.config).momentum,
             "ns_steps": result.config.ns_steps,
             "seed": result.config.seed,
             "share": labels.get("share", 0.0),

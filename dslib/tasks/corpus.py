@@ -13,17 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-#: Folders of the standard library that are no sources of it, or that only some installations carry.
-_SKIPPED = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "lib2to3",
-    "pydoc_data",
-}
+#: Folders that hold other people's files; and those of the standard library that are tests, generated,
+#: or that only some installations carry.
+_FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_NOT_LIBRARY = _FOREIGN | {"test", "tests", "idle_test", "lib2to3", "pydoc_data"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,8 @@ def load_corpus(path: str | Path | None = None, validation_share: float = 0.05) 
 
     ``path=None``: the standard library's ``.py`` files, without tests and installed packages. Else a
     text file, whose last ``validation_share`` is held out, or a folder, all of whose ``.py``, ``.txt``
-    and ``.md`` files are read. Folders are split **by file**, by a hash of the file's name, so that
+    and ``.md`` files are read (installed packages left out). Folders are split **by file**, by a
+    hash of the file's name, so that
     validation text is unseen. Line ends are normalised.
 
     Raises FileNotFoundError for a path that is not there, and ValueError for a share outside (0, 1) or
@@ -51,37 +45,44 @@ def load_corpus(path: str | Path | None = None, validation_share: float = 0.05) 
     """
     if not 0 < validation_share < 1:
         raise ValueError(f"validation_share={validation_share} must lie between 0 and 1")
-    return _load(None if path is None else str(Path(path).resolve()), validation_share)
+    if path is None:
+        return _standard_library(validation_share)
+    return _read_corpus(Path(path).resolve(), None, {".py", ".txt", ".md"}, _FOREIGN, validation_share)
 
 
-@lru_cache(maxsize=4)
-def _load(path: str | None, share: float) -> Corpus:
-    root = Path(sysconfig.get_path("stdlib")) if path is None else Path(path)
+@lru_cache(maxsize=2)
+def _standard_library(share: float) -> Corpus:
+    """Kept, because it does not change while Python runs; a text of the reader's own may."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return _read_corpus(root, "Python standard library", {".py"}, _NOT_LIBRARY, share)
+
+
+def _read_corpus(
+    root: Path, name: str | None, endings: set[str], skipped: frozenset[str], share: float
+) -> Corpus:
     if not root.exists():
         raise FileNotFoundError(f"path={str(root)!r} does not exist; name a text file or a folder of sources")
     if root.is_file():
         text = _read(root)
         cut = int(len(text) * (1 - share))
-        train, validation, name = text[:cut], text[cut:], root.name
+        train, validation = text[:cut], text[cut:]
     else:
-        endings = {".py"} if path is None else {".py", ".txt", ".md"}
-        files = sorted((file.relative_to(root).as_posix(), file) for file in _walk(root, endings))
+        files = sorted((file.relative_to(root).as_posix(), file) for file in _walk(root, endings, skipped))
         held_out = {name for name, _ in files if _fraction(name) < share}
         train = b"".join(_read(file) for name, file in files if name not in held_out)
         validation = b"".join(_read(file) for name, file in files if name in held_out)
-        name = "Python standard library" if path is None else root.name
     if min(len(train), len(validation)) < 2:
         raise ValueError(
             f"path={str(root)!r} gives {len(train)} bytes for training and {len(validation)} for validation: "
             "too little text; name a larger file or folder"
         )
     digest = hashlib.sha256(len(train).to_bytes(8, "big") + train + validation).hexdigest()[:12]
-    return Corpus(name, _as_tensor(train), _as_tensor(validation), digest)
+    return Corpus(name or root.name, _as_tensor(train), _as_tensor(validation), digest)
 
 
-def _walk(root: Path, endings: set[str]) -> Iterator[Path]:
+def _walk(root: Path, endings: set[str], skipped: frozenset[str]) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in _SKIPPED]  # pruned, not only passed over
+        subfolders[:] = [name for name in subfolders if name not in skipped]  # pruned, not only passed over
         yield from (Path(folder, name) for name in names if Path(name).suffix in endings)
 
 
@@ -124,10 +125,12 @@ def batches(
 def evaluation_windows(tokens: Tensor, count: int, context: int) -> tuple[Tensor, Tensor]:
     """The same ``count`` evenly spaced windows every time: (inputs, targets), (count, context) int64.
 
-    Raises ValueError when the text is shorter than context + 1.
+    Raises ValueError when the text is shorter than context + 1, or for a count or context below 1.
     """
+    if count < 1 or context < 1:
+        raise ValueError(f"count={count} and context={context} must be at least 1")
     if len(tokens) < context + 1:
         raise ValueError(f"tokens holds {len(tokens)} tokens, fewer than context + 1 = {context + 1}")
-    starts = torch.linspace(0, len(tokens) - context - 1, count).long().unsqueeze(1)
-    window = tokens[starts + torch.arange(context + 1)].long()
+    starts = torch.arange(count) * (len(tokens) - context - 1) // max(1, count - 1)
+    window = tokens[starts.unsqueeze(1) + torch.arange(context + 1)].long()
     return window[:, :-1], window[:, 1:]
