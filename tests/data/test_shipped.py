@@ -43,7 +43,7 @@ def test_every_shipped_search_is_bracketed():
 
     rows = measurements.read("muon")
     for _, part in rows[rows.kind == "search"].groupby(["model", "arm"]):
-        study.best_learning_rates(part)
+        study.best_settings(part)
 
 
 def test_search_and_comparison_share_no_seed():

@@ -25,3 +25,22 @@ def test_textbook_peer_and_torch_do_what_ours_does():
         make(parameters).step()
         updates.append(muon._error(before, parameters))
     assert abs(updates[0] - updates[1]) < 0.02
+
+
+def test_slow_cases_still_get_a_minimum_and_a_maximum():
+    assert [muon._rounds(seconds) for seconds in (0.0, 1e-3, 30.0, 1e4)] == [muon.REPEATS, muon.REPEATS, 4, 2]
+
+
+def test_interrupted_benchmark_prints_what_it_has(monkeypatch, capsys):
+    def measure(title, *rest):
+        if title == "second":
+            raise KeyboardInterrupt
+        return [["first  ours", "1", "1–1", 2, "1", "", "0", "0"]]
+
+    monkeypatch.setattr(muon, "CASES", (("first",), ("second",)))
+    monkeypatch.setattr(muon, "_measure", measure)
+    try:
+        muon.main()
+    except KeyboardInterrupt:
+        pass
+    assert "first  ours" in capsys.readouterr().out
