@@ -67,7 +67,7 @@ class Claim(BaseModel):
     on: Literal["interval", "value"]
     profile: Profile
     scale: Text
-    expected: Literal["did not reproduce"] | None = None
+    expected: Literal["did not reproduce", "inconclusive"] | None = None
     reason: Text | None = None
     null: Null | None = None
 
@@ -91,9 +91,9 @@ class Claim(BaseModel):
         elif isinstance(self.threshold, tuple):
             raise ValueError(f"op={self.op!r} needs one number as threshold, not {list(self.threshold)}")
         if self.expected and not self.reason:
-            raise ValueError("expected='did not reproduce' needs a reason")
+            raise ValueError(f"expected={self.expected!r} needs a reason")
         if self.reason and not self.expected:
-            raise ValueError("reason is given without expected='did not reproduce'")
+            raise ValueError("reason is given without expected='did not reproduce' or 'inconclusive'")
         return self
 
     @property

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dslib.suite import render, scoreboard
+from dslib.suite.verdicts import row_ok
 
 # A log wants to know that a long notebook is alive, not every cell of a short one.
 LOG_EVERY = 10.0
@@ -184,7 +185,7 @@ def _print_claims(console: Console, board: Mapping[str, Any]) -> None:
     for column in ("claim", "verdict", "paper", "measured, 95 % interval", "null", "rule"):
         table.add_column(column, overflow="fold")
     for row in board["claims"]:
-        good = row["verdict"] in ("held", "did not reproduce") and not row["unexpected"]
+        good = row["verdict"] != "not judged" and row_ok(row)
         style = "" if good else "dim" if row["verdict"] == "not judged" else "red"
         cells = [row["id"], render.verdict_text(row), row["paper"] or "–"]
         cells += [render.measured(row), render.null_text(row), row["rule"] or "–"]

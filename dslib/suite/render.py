@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dslib.suite.reporting import interval, number
+from dslib.suite.verdicts import row_ok
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -106,7 +107,7 @@ def junit(board: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str
     suite = ET.SubElement(root, "testsuite", name="claims")
     for row in board["claims"]:
         case = _case(suite, "claims", row["id"], 0)
-        good = row["verdict"] in ("held", "did not reproduce") and not row["unexpected"]
+        good = row["verdict"] != "not judged" and row_ok(row)
         if row["verdict"] == "not judged":
             ET.SubElement(case, "skipped", message=_xml(row["reason"]))
         elif not good:
@@ -122,7 +123,7 @@ def _claim_row(row: Mapping[str, Any]) -> str:
     def text(value: Any) -> str:
         return html.escape(str(value)) if value else "–"
 
-    good = "good" if row["verdict"] in ("held", "did not reproduce") and not row["unexpected"] else "bad"
+    good = "good" if row["verdict"] != "not judged" and row_ok(row) else "bad"
     good = "" if row["verdict"] == "not judged" else good
     details = " · ".join(html.escape(str(row[key])) for key in ("id", "source") if row[key])
     null = ""

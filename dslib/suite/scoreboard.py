@@ -12,7 +12,7 @@ from typing import Any
 from dslib.suite import processes
 from dslib.suite.claims import Claim, ClaimError, nearest
 from dslib.suite.files import write_atomic, write_json
-from dslib.suite.verdicts import judge
+from dslib.suite.verdicts import judge, row_ok
 
 PACKAGES = """dslib-notebooks torch triton numpy scipy pandas matplotlib papermill nbclient ipykernel
 ipywidgets tokenizers"""
@@ -58,10 +58,6 @@ def failures(board: Mapping[str, Any]) -> list[str]:
         f"claim {row['id']}: {row['verdict']}: {row['reason']}" for row in board["claims"] if not row_ok(row)
     ]
     return lines
-
-
-def row_ok(row: Mapping[str, Any]) -> bool:
-    return row["verdict"] in {"held", "did not reproduce", "not judged"} and not row["unexpected"]
 
 
 def environment() -> dict[str, Any]:
@@ -132,6 +128,7 @@ def _row(claim: Claim, found: Sequence[tuple[str, Mapping[str, Any]]], status: s
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "unexpected": judgement.unexpected,
+        "open_question": judgement.open_question,
     }
 
 
@@ -160,4 +157,5 @@ def _columns(id: str, claim: Claim | None) -> dict[str, Any]:
         "verdict": None,
         "reason": None,
         "unexpected": False,
+        "open_question": False,
     }

@@ -132,6 +132,17 @@ def test_a_registered_failure_is_well_and_its_unexpected_success_is_not(make_cla
     assert (held.verdict, held.unexpected, held.ok) == ("held", True, False)
 
 
+def test_an_open_question_may_end_inconclusive_or_held_but_not_contradicted(make_claim):
+    claim = make_claim(expected="inconclusive", reason="the two end level")
+    wide = judge(claim, [-1.0, 1.1, -0.9, 1.0, -0.05], None, "quick")
+    assert (wide.verdict, wide.ok) == ("inconclusive", True)
+    assert "end level" in wide.reason
+    down = [-1.0, -1.1, -0.9, -1.0, -1.05]
+    assert (judge(claim, down, None, "quick").verdict, judge(claim, down, None, "quick").ok) == ("held", True)
+    up = judge(claim, [-value for value in down], None, "quick")
+    assert (up.verdict, up.ok) == ("contradicted", False)
+
+
 def test_below_its_profile_a_claim_is_measured_but_not_judged(make_claim):
     judgement = judge(make_claim(profile="full"), [-1.0], None, "quick")
     assert (judgement.verdict, judgement.measured, judgement.ci, judgement.ok) == (
