@@ -59,10 +59,11 @@ def main(run: Path) -> None:
     """Write the figure and the README of the source tree from ``run``."""
     (ROOT / FIGURE[2]).write_text(figure(run), encoding="utf-8")
     readme = ROOT / "README.md"
-    readme.write_text(
-        replaced(readme.read_text(encoding="utf-8"), "scoreboard", scoreboard(run)), encoding="utf-8"
-    )
-    print(f"wrote {FIGURE[2]} and the scoreboard of README.md from {run}")
+    text = readme.read_text(encoding="utf-8")
+    for name, content in (("output", output(run)), ("scoreboard", scoreboard(run))):
+        text = replaced(text, name, content)
+    readme.write_text(text, encoding="utf-8")
+    print(f"wrote {FIGURE[2]}, the output and the scoreboard in README.md from {run}")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,12 @@ def test_every_claim_is_on_the_scoreboard():
     assert not missing, f"`make site` writes the scoreboard; it lacks {missing}"
 
 
+def test_output_shown_is_that_of_a_run():
+    output = re.search(r"<!-- output -->(.*?)<!-- /output -->", README, flags=re.DOTALL)[1]
+    assert "claims held / judged" in output
+    assert "01_muon" in output
+
+
 def test_every_local_file_that_is_named_is_there():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).is_file(), target

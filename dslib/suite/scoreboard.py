@@ -70,7 +70,7 @@ def environment() -> dict[str, Any]:
             continue
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cores": processes.cores(),
         "packages": packages,
     }
