@@ -20,6 +20,8 @@ app = typer.Typer(
 
 
 class ProfileName(enum.StrEnum):
+    """What ``--profile`` accepts."""
+
     smoke = "smoke"
     quick = "quick"
     full = "full"

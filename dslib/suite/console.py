@@ -33,6 +33,7 @@ def make_console() -> Console:
 
 
 def make_display(console: Console) -> LiveDisplay | LineDisplay:
+    """The table redrawn in place on a terminal, plain lines in a log."""
     return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
 
 

@@ -101,6 +101,7 @@ def reports(notebook: Any) -> list[dict[str, Any]]:
 
 
 def all_outputs(notebook: Any) -> Iterator[Any]:
+    """Every output of every code cell, in order."""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             yield from cell["outputs"]

@@ -38,6 +38,7 @@ def measured(row: Mapping[str, Any]) -> str:
 
 
 def null_text(row: Mapping[str, Any]) -> str:
+    """The null's mean and interval, ``"–"`` for a claim without a null."""
     null = row["null"]
     if null is None:
         return "–"
@@ -45,6 +46,7 @@ def null_text(row: Mapping[str, Any]) -> str:
 
 
 def verdict_text(row: Mapping[str, Any]) -> str:
+    """The verdict, marked where a claim held that is registered not to."""
     return f"{row['verdict']} (unexpected)" if row["unexpected"] else str(row["verdict"])
 
 

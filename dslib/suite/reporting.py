@@ -75,6 +75,7 @@ def number(value: float | None) -> str:
 
 
 def interval(bounds: Any) -> str:
+    """``"[low, high]"``, or ``"–"`` for None."""
     return "–" if bounds is None else f"[{number(bounds[0])}, {number(bounds[1])}]"
 
 

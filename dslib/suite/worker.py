@@ -167,6 +167,7 @@ def _write_notebook(job: dict[str, Any], executed: Any, result: dict[str, Any]) 
 
 
 def failure(kind: str, message: str) -> dict[str, Any]:
+    """A failure that no cell is to blame for yet: the record that results and scoreboard read."""
     return {"kind": kind, "message": message, "cell": None, "source": None, "traceback": None}
 
 
