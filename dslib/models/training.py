@@ -13,6 +13,7 @@ from torch import Tensor
 from dslib.cache import cached
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
+from dslib.optim.update_rms import ADAMW_RMS
 from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
 
 
@@ -20,7 +21,8 @@ from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
 class TrainConfig:
     """One run. ``optimizer`` is ``"adamw"`` for everything, or ``"muon"``: Muon for the matrices and AdamW
     for the rest, at the same ``lr`` and ``weight_decay`` (Moonlight §2.2). ``rest_lr`` gives the rest —
-    embedding, head, norms — a learning rate of its own, under either optimizer.
+    embedding, head, norms — a learning rate of its own, under either optimizer, and ``norm_weight_decay``
+    gives the gains of norms a decay of their own (0: none, as some do).
 
     The learning rate rises linearly over ``warmup`` of the steps and falls on a cosine to ``final_lr``
     of its peak: each run ends its own schedule. Batches are ``batch_size`` windows of ``context``
@@ -41,6 +43,8 @@ class TrainConfig:
     ns_steps: int = 5
     coefficients: str = "jordan"
     adjust_lr: str | None = "match_rms_adamw"
+    target_rms: float = ADAMW_RMS
+    norm_weight_decay: float | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     warmup: float = 0.1
     final_lr: float = 0.1
@@ -92,9 +96,16 @@ def make_optimizers(model: Decoder, config: TrainConfig) -> list[torch.optim.Opt
     adamw = {"betas": config.betas, "weight_decay": config.weight_decay}
     rest_lr = config.lr if config.rest_lr is None else config.rest_lr
     matrices, rest = param_groups_for_muon(model)
+    groups = [{"params": rest, "lr": rest_lr}]
+    if config.norm_weight_decay is not None:
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.RMSNorm)]
+        gains = dict.fromkeys(p for norm in norms for p in norm.parameters())
+        groups = [
+            {"params": [p for p in rest if p not in gains], "lr": rest_lr},
+            {"params": list(gains), "lr": rest_lr, "weight_decay": config.norm_weight_decay},
+        ]
     if config.optimizer == "adamw":
-        groups = [{"params": matrices, "lr": config.lr}, {"params": rest, "lr": rest_lr}]
-        return [torch.optim.AdamW(groups, **adamw)]
+        return [torch.optim.AdamW([{"params": matrices, "lr": config.lr}, *groups], **adamw)]
     muon = Muon(
         matrices,
         lr=config.lr,
@@ -104,8 +115,9 @@ def make_optimizers(model: Decoder, config: TrainConfig) -> list[torch.optim.Opt
         ns_steps=config.ns_steps,
         coefficients=config.coefficients,
         adjust_lr=config.adjust_lr,
+        target_rms=config.target_rms,
     )
-    return [muon, torch.optim.AdamW(rest, lr=rest_lr, **adamw)]
+    return [muon, torch.optim.AdamW(groups, **adamw)]
 
 
 def learning_rate_factor(step: int, config: TrainConfig) -> float:

@@ -29,7 +29,8 @@ class Muon(torch.optim.Optimizer):
     :func:`dslib.optim.param_groups_for_muon` splits them.
 
     ``adjust_lr`` names the factor: see :func:`dslib.optim.adjusted_lr_factor`; ``"update_norm"``
-    divides each update by its own RMS and multiplies by 0.2. The decay uses the unadjusted ``lr``.
+    divides each update by its own RMS and multiplies by 0.2. ``target_rms`` replaces that 0.2 in the modes
+    that match AdamW's size (Moonlight, Table 8). The decay uses the unadjusted ``lr``.
     ``split_sizes`` (in a group): block heights along dimension 0 of a fused weight, (q, k, v) or
     (gate, up), unequal ones too; each block is orthogonalised and scaled as a parameter of its own.
     ``hidden_size`` (in a group): the H of ``adjust_lr="baseline"``.
@@ -55,6 +56,7 @@ class Muon(torch.optim.Optimizer):
         ns_steps: int = 5,
         coefficients: Any = "jordan",
         adjust_lr: str | None = "match_rms_adamw",
+        target_rms: float = ADAMW_RMS,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -64,6 +66,7 @@ class Muon(torch.optim.Optimizer):
             "ns_steps": ns_steps,
             "coefficients": coefficients,
             "adjust_lr": adjust_lr,
+            "target_rms": target_rms,
             "split_sizes": None,
             "hidden_size": None,
         }
@@ -158,8 +161,8 @@ class Muon(torch.optim.Optimizer):
 def _factor(update: Tensor, group: dict[str, Any]) -> float:
     if group["adjust_lr"] == "update_norm":
         rms = update_rms(update).item()
-        return ADAMW_RMS / rms if rms > 0 else 0.0
-    return adjusted_lr_factor(update.shape, group["adjust_lr"], group["hidden_size"])
+        return group["target_rms"] / rms if rms > 0 else 0.0
+    return adjusted_lr_factor(update.shape, group["adjust_lr"], group["hidden_size"], group["target_rms"])
 
 
 def _wide(direction: Tensor) -> Tensor:
@@ -198,6 +201,9 @@ def _check_options(options: dict[str, Any]) -> None:
         coefficient_schedule(options["coefficients"], options["ns_steps"])
     except ValueError as error:
         raise ValueError(str(error).replace("steps=", "ns_steps=", 1)) from None
+    target = options["target_rms"]
+    if isinstance(target, str) or not (0 < float(target) < math.inf):
+        raise ValueError(f"target_rms={target!r} must be a finite number above 0")
     hidden = options.get("hidden_size")
     if hidden is not None and hidden < 1:
         raise ValueError(f"hidden_size={hidden!r} must be at least 1")

@@ -39,7 +39,9 @@ def theoretical_update_rms(shape: Sequence[int], rank: int | None = None) -> flo
     return math.sqrt(rank / (rows * columns))
 
 
-def adjusted_lr_factor(shape: Sequence[int], mode: str | None, hidden_size: int | None = None) -> float:
+def adjusted_lr_factor(
+    shape: Sequence[int], mode: str | None, hidden_size: int | None = None, target_rms: float = ADAMW_RMS
+) -> float:
     """What multiplies the orthogonalised update of a weight of this shape ([out, in] = [A, B]).
 
     ==================  ==================  =====================================================
@@ -52,14 +54,15 @@ def adjusted_lr_factor(shape: Sequence[int], mode: str | None, hidden_size: int 
     None                1                   Jordan's blog, Moonlight eq. 1
     ==================  ==================  =====================================================
 
-    A convolution weight counts as [out, in·kh·kw]. ``"update_norm"`` (0.2 / RMS of each update)
+    ``target_rms`` replaces the 0.2 (Moonlight, Table 8, sweeps it). A convolution weight counts as
+    [out, in·kh·kw]. ``"update_norm"`` (0.2 / RMS of each update)
     depends on the update and has no factor of the shape alone: ValueError, as for an unknown mode.
     """
     rows, columns = matrix_shape(shape)
     if mode == "match_rms_adamw":
-        return ADAMW_RMS * math.sqrt(max(rows, columns))
+        return target_rms * math.sqrt(max(rows, columns))
     if mode == "baseline":
-        return ADAMW_RMS * math.sqrt(min(rows, columns) if hidden_size is None else hidden_size)
+        return target_rms * math.sqrt(min(rows, columns) if hidden_size is None else hidden_size)
     if mode == "original":
         return math.sqrt(max(1.0, rows / columns))
     if mode == "spectral":
