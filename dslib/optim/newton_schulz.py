@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from dslib import kernels
+
 Triple = tuple[float, float, float]
 
 #: Jordan (2024); Moonlight (arXiv:2502.16982), eq. 2: the same odd quintic at every step.
@@ -94,7 +96,8 @@ def newton_schulz(
     from an aspect ratio of 2. ``dtype``: what the iteration computes in. None is bfloat16 for 32-bit
     and shorter inputs, as in the papers, and float64 for float64. Where the device has no bfloat16
     instructions, products of bfloat16 operands are accumulated in float32 and rounded once, which is
-    what such instructions do. No gradient flows through the result.
+    what such instructions do. Symmetric products are computed by what :func:`dslib.kernels.use` chose: by
+    torch unless the matrix is large and on a GPU. No gradient flows through the result.
 
     Raises ValueError for fewer than two dimensions, ``steps`` below 1, an unknown method or
     coefficients or a dtype that is none of bfloat16, float16, float32 and float64, and TypeError for
@@ -197,7 +200,41 @@ def _cpu_has_bf16_products(dtype: torch.dtype) -> bool:
     return any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
-def _symmetric_product(P: Tensor, Q: Tensor) -> Tensor:
+def gram_matrix(X: Tensor) -> Tensor:
+    """X·Xᵀ: (batch, M, K) → (batch, M, M), by what :func:`dslib.kernels.use` chose."""
+    if kernels.implementation(X) == "triton":
+        from dslib.kernels import symmetric
+
+        return symmetric.xxt(X)
+    return _lower_product(X, X.mT)
+
+
+def commuting_product(P: Tensor, Q: Tensor) -> Tensor:
+    """P·Q of symmetric matrices that commute, so that the product is symmetric too: (batch, M, M).
+
+    It is computed by what :func:`dslib.kernels.use` chose."""
+    if kernels.implementation(P) == "triton":
+        from dslib.kernels import symmetric
+
+        return symmetric.commuting_product(P, Q)
+    return _lower_product(P, Q)
+
+
+def symmetric_polynomial(S: Tensor, b: float, c: float) -> Tensor:
+    """b·S + c·S² of symmetric matrices, (batch, M, M), by what :func:`dslib.kernels.use` chose.
+
+    In 16 bits it is rounded once, but for large ones on a CPU, where it is rounded three times."""
+    if kernels.implementation(S) == "triton":
+        from dslib.kernels import symmetric
+
+        return symmetric.symmetric_polynomial(S, b, c)
+    by_blocks = S.shape[-2] >= _SYMMETRIC_FROM and S.device.type == "cpu"
+    if S.dtype in (torch.bfloat16, torch.float16) and not by_blocks:
+        return torch.baddbmm(S, S, S, beta=b, alpha=c)
+    return _lower_product(S, S).mul_(c).add_(S, alpha=b)
+
+
+def _lower_product(P: Tensor, Q: Tensor) -> Tensor:
     """P·Q for a product known to be symmetric: large ones as lower block rows, mirrored."""
     rows = P.shape[-2]
     if rows < _SYMMETRIC_FROM or P.device.type != "cpu":
@@ -210,18 +247,10 @@ def _symmetric_product(P: Tensor, Q: Tensor) -> Tensor:
     return out
 
 
-def _quadratic(S: Tensor, b: float, c: float) -> Tensor:
-    """b·S + c·S² of symmetric matrices. In 16 bits a fused product rounds once instead of three times."""
-    by_blocks = S.shape[-2] >= _SYMMETRIC_FROM and S.device.type == "cpu"
-    if S.dtype in (torch.bfloat16, torch.float16) and not by_blocks:
-        return torch.baddbmm(S, S, S, beta=b, alpha=c)
-    return _symmetric_product(S, S).mul_(c).add_(S, alpha=b)
-
-
 def _iterate_plain(X: Tensor, schedule: list[Triple], rounded: Callable[[Tensor], Tensor]) -> Tensor:
     for a, b, c in schedule:
-        A = rounded(_symmetric_product(X, X.mT))
-        B = rounded(_quadratic(A, b, c))
+        A = rounded(gram_matrix(X))
+        B = rounded(symmetric_polynomial(A, b, c))
         X = rounded(torch.baddbmm(X, B, X, beta=a))
     return X
 
@@ -234,12 +263,12 @@ def _iterate_gram(X: Tensor, schedule: list[Triple], rounded: Callable[[Tensor],
         if step > 0 and step % _RESTART_EVERY == 0:
             X, Q, S = rounded(Q @ X), None, None
         if S is None:
-            S = rounded(_symmetric_product(X, X.mT))
-        P = _quadratic(S, b, c)
+            S = rounded(gram_matrix(X))
+        P = symmetric_polynomial(S, b, c)
         P.diagonal(dim1=-2, dim2=-1).add_(a)
         P = rounded(P)
-        Q = P if Q is None else rounded(_symmetric_product(P, Q))
+        Q = P if Q is None else rounded(commuting_product(P, Q))
         last_use_of_S = step + 1 == len(schedule) or (step + 1) % _RESTART_EVERY == 0
         if not last_use_of_S:
-            S = rounded(_symmetric_product(P, rounded(_symmetric_product(P, S))))
+            S = rounded(commuting_product(P, rounded(commuting_product(P, S))))
     return rounded(Q @ X)

@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 
 from dslib.suite import benchmarks
@@ -46,3 +48,10 @@ def test_a_table_prints_every_cell(capsys):
 def test_an_unknown_benchmark_is_named_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'muon'"):
         benchmarks.run_benchmark("moun")
+
+
+def test_every_registered_benchmark_is_a_function_that_exists():
+    for name, target in benchmarks.BENCHMARKS.items():
+        module, _, function = target.partition(":")
+        assert module == f"dslib.suite.benchmarks.{name}"
+        assert callable(getattr(importlib.import_module(module), function))

@@ -16,7 +16,10 @@ from typing import Any
 from dslib.suite.claims import nearest
 
 # name → "module:function"; the function takes no arguments and prints its table.
-BENCHMARKS = {"muon": "dslib.suite.benchmarks.muon:main"}
+BENCHMARKS = {
+    "muon": "dslib.suite.benchmarks.muon:main",
+    "newton_schulz": "dslib.suite.benchmarks.newton_schulz:main",
+}
 
 
 @dataclass(frozen=True)
