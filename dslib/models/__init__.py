@@ -2,6 +2,7 @@
 
 from dslib.models.decoder import Decoder, DecoderConfig, KVCache, SelfAttention
 from dslib.models.generation import filter_logits, generate
+from dslib.models.moe import MoE, MoEConfig
 from dslib.models.tokenizer import BPETokenizer, ByteTokenizer
 from dslib.models.training import (
     TrainConfig,
@@ -19,6 +20,8 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "KVCache",
+    "MoE",
+    "MoEConfig",
     "SelfAttention",
     "TrainConfig",
     "TrainResult",

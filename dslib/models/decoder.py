@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dslib.attention import apply_rotary, attention_scores, dense_attention, rotary_angles
+from dslib.models.moe import MoE, MoEConfig
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """Sizes of a :class:`Decoder`. ``mlp`` is ``"swiglu"`` (three matrices, Llama) or ``"two_layer"``
     (two matrices [4H, H] with GELU, as in Moonlight's Table 1); ``mlp_size=None`` is 8/3·H rounded up
-    to a multiple of 16 for SwiGLU and 4·H for two layers. ``kv_heads=None`` is one per head."""
+    to a multiple of 16 for SwiGLU and 4·H for two layers. ``kv_heads=None`` is one per head. ``moe`` puts a
+    mixture of such MLPs in the place of each."""
 
     vocab_size: int = 256
     d_model: int = 64
@@ -29,6 +31,7 @@ class DecoderConfig:
     tie_embeddings: bool = False
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
+    moe: MoEConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "layers", "heads"):
@@ -137,12 +140,16 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.attention = attention(config, layer)
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config) if config.moe is None else _mixture(config, config.moe)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, offset: int = 0) -> Tensor:
         """x: (batch, time, d_model) → the same shape."""
         x = x + self.attention(self.attention_norm(x), cache=cache, offset=offset)
         return x + self.mlp(self.mlp_norm(x))
+
+
+def _mixture(config: DecoderConfig, moe: MoEConfig) -> MoE:
+    return MoE(moe, config.d_model, config.hidden, lambda size: MLP(replace(config, mlp_size=size, moe=None)))
 
 
 class Decoder(nn.Module):
@@ -176,7 +183,7 @@ class Decoder(nn.Module):
                 deviation = 0.02
             else:
                 deviation = weight.shape[1] ** -0.5
-                if name.endswith(("attention.output.weight", "mlp.down.weight")):
+                if name.endswith(("attention.output.weight", ".down.weight")):
                     deviation /= math.sqrt(2 * self.config.layers)
             weight.normal_(0, deviation, generator=generator)
 
@@ -195,10 +202,16 @@ class Decoder(nn.Module):
         """Mean cross-entropy in nats a token; tokens, targets: (batch, time) int64."""
         return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
 
+    def mixtures(self) -> list[MoE]:
+        """The mixture-of-experts layers, in order; none in a dense model."""
+        return [block.mlp for block in self.blocks if isinstance(block.mlp, MoE)]
+
     def training_flops_per_token(self, context: int) -> int:
         """6·(parameters that multiply) + 6·layers·context·d_model for causal attention's two products,
-        forward and backward; the embedding is a look-up and counts nothing."""
+        forward and backward; the embedding is a look-up and counts nothing, and of a mixture's experts
+        those count that a token visits."""
         multiplying = sum(p.numel() for p in self.parameters()) - self.embedding.weight.numel()
+        multiplying -= sum(layer.idle_parameters for layer in self.mixtures())
         if self.config.tie_embeddings:
             multiplying += self.embedding.weight.numel()
         return 6 * multiplying + 6 * self.config.layers * context * self.config.d_model

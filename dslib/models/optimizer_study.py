@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from dslib.cache import cached
 from dslib.models.decoder import Decoder
 from dslib.models.search import best_bracketed, bracketed_minimum
-from dslib.models.training import TrainConfig, TrainResult, flops_per_step, train, train_many, with_compute
+from dslib.models.training import (
+    TrainConfig,
+    TrainResult,
+    flops_per_step,
+    in_workers,
+    train,
+    train_many,
+    with_compute,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -240,6 +249,16 @@ def momenta(config: TrainConfig) -> dict[str, Tensor]:
 
     train(config, observe=keep)
     return kept
+
+
+def momenta_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[dict[str, Tensor]]:
+    """:func:`momenta` of every configuration, in worker processes and cached, as :func:`train_many` does."""
+    yield from in_workers(_momenta, configs, jobs)
+
+
+@cached
+def _momenta(config: TrainConfig, corpus: str) -> dict[str, Tensor]:
+    return momenta(config)
 
 
 def measure(base: TrainConfig, seeds: Sequence[int], run: Run = train_many) -> list[dict]:

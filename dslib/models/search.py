@@ -10,13 +10,17 @@ _MOST_VALUES = 24
 
 
 def bracketed_minimum(
-    evaluate: Callable[[Sequence[float]], Sequence[float]], start: Sequence[float], factor: float = 2.0
+    evaluate: Callable[[Sequence[float]], Sequence[float]],
+    start: Sequence[float],
+    factor: float = 2.0,
+    refine: bool = True,
 ) -> dict[float, float]:
     """Evaluate a function on a geometric grid until its minimum is inside, then once more around it.
 
     ``evaluate``: a list of values → their losses (several at once, so that they can run in parallel).
     The grid ``start`` (ascending, neighbours ``factor`` apart) grows by ``factor`` on the side where
-    the best value lies at the edge; then the two points √factor away from the best are added. Returns
+    the best value lies at the edge; then, with ``refine``, the two points √factor away from the best are
+    added. Returns
     {value: loss} in ascending order of value, its minimum never at an edge. A NaN counts as infinite.
 
     Raises ValueError for an empty or unsorted start, and RuntimeError when no bracket is found.
@@ -41,8 +45,9 @@ def bracketed_minimum(
                 f"no minimum is bracketed by {len(losses)} values from {grid[0]:g} to {grid[-1]:g}"
             )
         measure(missing)
-    root = math.sqrt(factor)
-    measure([best / root, best * root])
+    if refine:
+        root = math.sqrt(factor)
+        measure([best / root, best * root])
     return dict(sorted(losses.items()))
 
 

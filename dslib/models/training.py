@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
 from dslib.optim.update_rms import ADAMW_RMS
 from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
 
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -25,7 +28,8 @@ class TrainConfig:
     gives the gains of norms a decay of their own (0: none, as some do).
 
     The learning rate rises linearly over ``warmup`` of the steps and falls on a cosine to ``final_lr``
-    of its peak: each run ends its own schedule. Batches are ``batch_size`` windows of ``context``
+    of its peak (``schedule="linear"``: on a line, as in Moonlight's fine-tuning): each run ends its own
+    schedule. Batches are ``batch_size`` windows of ``context``
     bytes of ``corpus`` (None: the standard library). The same ``seed`` gives the same weights and
     batches to every optimizer.
     """
@@ -48,6 +52,7 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     warmup: float = 0.1
     final_lr: float = 0.1
+    schedule: str = "cosine"
     seed: int = 0
     evaluations: int = 8
     evaluation_windows: int = 64
@@ -56,6 +61,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.optimizer not in ("adamw", "muon"):
             raise ValueError(f"optimizer={self.optimizer!r} is unknown; use 'adamw' or 'muon'")
+        if self.schedule not in ("cosine", "linear"):
+            raise ValueError(f"schedule={self.schedule!r} is unknown; use 'cosine' or 'linear'")
         for name in ("steps", "batch_size", "context", "evaluations", "evaluation_windows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -121,12 +128,13 @@ def make_optimizers(model: Decoder, config: TrainConfig) -> list[torch.optim.Opt
 
 
 def learning_rate_factor(step: int, config: TrainConfig) -> float:
-    """Share of the peak learning rate at ``step`` (0-based): linear warm-up, then a cosine."""
+    """Share of the peak learning rate at ``step`` (0-based): linear warm-up, then a cosine or a line."""
     warmup = max(1, round(config.warmup * config.steps))
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, config.steps - warmup)
-    return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+    left = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.final_lr + (1 - config.final_lr) * left
 
 
 def flops_per_step(config: TrainConfig) -> float:
@@ -198,16 +206,23 @@ def validation_loss(model: Decoder, windows: tuple[Tensor, Tensor], batch_size: 
 Observer = Callable[[int, Decoder, list[torch.optim.Optimizer]], None]
 
 
-def train(config: TrainConfig, observe: Observer | None = None) -> TrainResult:
-    """Train a decoder on the CPU from scratch; deterministic for a given machine and thread count.
+def train(
+    config: TrainConfig, observe: Observer | None = None, weights: Mapping[str, Tensor] | None = None
+) -> TrainResult:
+    """Train a decoder on the CPU; deterministic for a given machine and thread count.
 
-    ``observe(steps_done, model, optimizers)`` is called after every update, gradients still in place.
+    It starts from scratch, or from ``weights``, a model's ``state_dict`` (the seed then gives the batches
+    only; the optimizers start fresh). The biases of a mixture of experts are updated after every step.
+    ``observe(steps_done, model, optimizers)`` is called before the first update, with 0, and after every
+    update, gradients still in place.
     A loss that stops being finite ends the run early: the remaining entries are ``inf``, so that a
     search sees a diverged run as a bad one.
     """
     corpus = load_corpus(config.corpus)
     windows = evaluation_windows(corpus.validation, config.evaluation_windows, config.context)
     model = Decoder(config.model, seed=config.seed)
+    if weights is not None:
+        model.load_state_dict(weights)
     generator = torch.Generator().manual_seed(1_000_003 + config.seed)
     stream = batches(corpus.train, config.batch_size, config.context, generator)
     optimizers = make_optimizers(model, config)
@@ -218,6 +233,8 @@ def train(config: TrainConfig, observe: Observer | None = None) -> TrainResult:
     train_loss: list[float] = []
     records: list[dict[str, float]] = []
     seconds = optimizer_seconds = 0.0
+    if observe is not None:
+        observe(0, model, optimizers)
     for step in range(config.steps):
         began = time.perf_counter()
         for group, peak in groups:
@@ -234,6 +251,8 @@ def train(config: TrainConfig, observe: Observer | None = None) -> TrainResult:
         seconds += time.perf_counter() - began
         if observe is not None:
             observe(step + 1, model, optimizers)
+        for layer in model.mixtures():
+            layer.update_bias()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         if step + 1 in marks:
@@ -269,20 +288,34 @@ def train_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[TrainR
     runs are kept in the cache of :mod:`dslib.cache`, so an interrupted series goes on where it was.
     Any joblib backend set by ``joblib.parallel_config`` is used.
     """
+    yield from in_workers(_train, configs, jobs)
+
+
+def in_workers(
+    run: Callable[[TrainConfig, str], R], configs: Iterable[TrainConfig], jobs: int = 1
+) -> Iterator[R]:
+    """``run(config, digest of its corpus)`` for every configuration, as :func:`train_many` describes.
+
+    ``run`` is a function at the top of a module, :func:`dslib.cache.cached` if its results are to be kept;
+    the digest is there for the cache's key, because the text is no part of the configuration.
+    """
     import joblib
 
     tasks = [
-        joblib.delayed(_train_on_one_thread)(config, load_corpus(config.corpus).digest) for config in configs
+        joblib.delayed(_on_one_thread)(run, config, load_corpus(config.corpus).digest) for config in configs
     ]
     yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
 
 
 @cached
-def _train_on_one_thread(config: TrainConfig, corpus: str) -> TrainResult:
-    """``corpus``, the digest of the text, is there for the cache's key: the text is no part of the config."""
+def _train(config: TrainConfig, corpus: str) -> TrainResult:
+    return train(config)
+
+
+def _on_one_thread(run: Callable[[TrainConfig, str], R], config: TrainConfig, corpus: str) -> R:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return train(config)
+        return run(config, corpus)
     finally:
         torch.set_num_threads(threads)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dslib.optim import dtensor
 from dslib.optim.newton_schulz import coefficient_schedule, newton_schulz
 from dslib.optim.update_rms import ADAMW_RMS, ADJUST_LR_MODES, adjusted_lr_factor, update_rms
 
 #: Equal shapes share one batched iteration, in batches of at most this many entries.
 _BATCH_ENTRIES = 2**24
+
+#: What ``ns_dtype`` may be, besides None.
+ITERATION_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class Muon(torch.optim.Optimizer):
@@ -37,8 +41,14 @@ class Muon(torch.optim.Optimizer):
 
     A parameter whose gradient is None is left alone, its decay too; a zero gradient still decays.
     Gradients and momentum buffers are never changed by the orthogonalisation. All matrices of one
-    shape, transposed or not, are orthogonalised in one batch. State: ``momentum_buffer``, of the parameter's
-    shape, in float32 for float16 parameters.
+    shape, transposed or not, are orthogonalised in one batch; ``batched=False`` takes them one by one, which
+    is slower for small ones, and the last bits of an update then do not depend on its neighbours.
+    ``ns_dtype`` is what the iterations compute in, as ``dtype`` of :func:`dslib.optim.newton_schulz`.
+    State: ``momentum_buffer``, of the parameter's shape, in float32 for float16 parameters.
+
+    Parameters may be DTensors (FSDP2's ``fully_shard``, tensor parallelism): the momentum stays sharded as
+    its parameter is, each matrix is gathered for its iterations, and every rank keeps its own part. (During
+    a step every rank holds all of them whole.)
 
     Raises ValueError, naming the option and its value, for a negative or NaN lr or weight_decay,
     momentum outside [0, 1), ns_steps below 1, unknown modes, parameters of fewer than two dimensions
@@ -57,6 +67,8 @@ class Muon(torch.optim.Optimizer):
         coefficients: Any = "jordan",
         adjust_lr: str | None = "match_rms_adamw",
         target_rms: float = ADAMW_RMS,
+        ns_dtype: torch.dtype | None = None,
+        batched: bool = True,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -67,6 +79,8 @@ class Muon(torch.optim.Optimizer):
             "coefficients": coefficients,
             "adjust_lr": adjust_lr,
             "target_rms": target_rms,
+            "ns_dtype": ns_dtype,
+            "batched": batched,
             "split_sizes": None,
             "hidden_size": None,
         }
@@ -109,53 +123,113 @@ class Muon(torch.optim.Optimizer):
                         f"the gradient of a parameter of shape {tuple(p.shape)} is {p.grad.layout}: Muon needs dense "
                         "gradients; use sparse=False in the embedding, or another optimizer for it"
                     )
-        blocks = [block for group, parameters in active for block in self._blocks(group, parameters)]
-        for same in _by_kind(blocks):
-            self._orthogonalize_and_apply(same)
+        blocks: list[Block] = []
+        for group, parameters in active:
+            blocks += self._blocks(group, parameters)
+        for block, update, scale in orthogonalized(blocks):
+            block.target.add_(update.reshape(block.target.shape), alpha=scale)
+        for block in blocks:
+            if block.finish is not None:
+                block.finish()
         return loss
 
-    def _blocks(
-        self, group: dict[str, Any], parameters: list[Tensor]
-    ) -> Iterator[tuple[dict, Tensor, Tensor]]:
-        """Momentum and decay of one group; yields (group, weight block, direction) as 2-D views."""
-        momentum = group["momentum"]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but a momentum of another shape than its parameter's is a ValueError that names it, and
+        ``batched``, which is about how and not what to compute, stays as it was constructed."""
+        check_checkpoint(state_dict, self.param_groups)
+        batched = [group["batched"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, value in zip(self.param_groups, batched, strict=True):
+            group["batched"] = value
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # saved before an option was there
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def _blocks(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Block]:
+        """Momentum and decay of one group; the directions of its matrices, and what their updates are added to."""
         buffers = []
         for p in parameters:
             state = self.state[p]
-            # The sum of float16 gradients leaves float16's range: 20 times 6e4. (load_state_dict casts.)
-            dtype = torch.float32 if p.dtype == torch.float16 else p.dtype
+            dtype = momentum_dtype(p.dtype)
             buffer = state.get("momentum_buffer")
             if buffer is None:
                 buffer = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-            state["momentum_buffer"] = buffer.to(dtype)
+            state["momentum_buffer"] = buffer.to(dtype)  # load_state_dict casts to the parameter's dtype
             buffers.append(state["momentum_buffer"])
-        gradients = [p.grad.to(buffer.dtype) for p, buffer in zip(parameters, buffers, strict=True)]
-        torch._foreach_mul_(buffers, momentum)
-        torch._foreach_add_(buffers, gradients)
-        directions = torch._foreach_add(gradients, buffers, alpha=momentum) if group["nesterov"] else buffers
-        if group["weight_decay"] != 0:
-            torch._foreach_mul_(parameters, 1 - float(group["lr"]) * group["weight_decay"])
+        # Of a DTensor these are this rank's parts, in the same memory: momentum and decay are elementwise.
+        local = [dtensor.local(buffer) for buffer in buffers]
+        gradients = [
+            dtensor.local_like(p.grad, p).to(b.dtype) for p, b in zip(parameters, local, strict=True)
+        ]
+        directions = momentum_directions(local, gradients, group)
+        decay([dtensor.local(p) for p in parameters], group)
+        blocks = []
         for p, direction in zip(parameters, directions, strict=True):
+            target, finish = p, None
+            if dtensor.is_dtensor(p):
+                direction, (target, finish) = dtensor.full(direction, p), dtensor.whole_update(p)
             sizes = group["split_sizes"] or (p.shape[0],)
-            yield from (
-                (group, weight, part.flatten(1))
-                for weight, part in zip(p.split(sizes), direction.split(sizes), strict=True)
-            )
+            for part, weight in zip(direction.split(sizes), target.split(sizes), strict=True):
+                blocks.append(Block(group, part.flatten(1), weight, finish))
+                finish = None
+        return blocks
 
-    @staticmethod
-    def _orthogonalize_and_apply(same: list[tuple[dict, Tensor, Tensor]]) -> None:
-        """``same``: blocks that share shape, dtype, device and iteration."""
-        group, _, first = same[0]
+
+class Block(NamedTuple):
+    """A matrix to orthogonalise: its options, its direction (A, B), what the caller adds the update to,
+    and what to call, once, when all blocks have theirs."""
+
+    group: dict[str, Any]
+    direction: Tensor
+    target: Any
+    finish: Callable[[], None] | None = None
+
+
+def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the momentum of a parameter of ``dtype`` is kept in."""
+    # The sum of float16 gradients leaves float16's range: 20 times 6e4.
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def momentum_directions(
+    buffers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
+) -> list[Tensor]:
+    """M ← μ·M + G in place (Moonlight eq. 1); returns G + μ·M with Nesterov, else M itself.
+
+    Elementwise, so it serves parts of matrices as well as whole ones.
+    """
+    if not buffers:
+        return []
+    torch._foreach_mul_(buffers, group["momentum"])
+    torch._foreach_add_(buffers, gradients)
+    return torch._foreach_add(gradients, buffers, alpha=group["momentum"]) if group["nesterov"] else buffers
+
+
+def decay(weights: list[Tensor], group: dict[str, Any]) -> None:
+    """W ← (1 − lr·λ)·W in place, the decay of Moonlight eq. 3."""
+    if weights and group["weight_decay"] != 0:
+        torch._foreach_mul_(weights, 1 - float(group["lr"]) * group["weight_decay"])
+
+
+def orthogonalized(blocks: list[Block]) -> Iterator[tuple[Block, Tensor, float]]:
+    """(block, O, s) for every non-empty block: the weight's update is s·O, with s = −lr·factor (eq. 4)."""
+    for same in _by_kind(blocks):
+        group, first = same[0].group, same[0].direction
         if first.numel() == 0:
-            return
-        chunk = max(1, _BATCH_ENTRIES // first.numel())
+            continue
+        chunk = max(1, _BATCH_ENTRIES // first.numel()) if group["batched"] else 1
         for start in range(0, len(same), chunk):
             members = same[start : start + chunk]
-            stacked = torch.stack([_wide(direction) for _, _, direction in members])
-            updates = newton_schulz(stacked, group["ns_steps"], group["coefficients"])
-            for (g, weight, direction), wide in zip(members, updates.unbind(), strict=True):
-                update = wide if wide.shape == direction.shape else wide.mT
-                weight.add_(update.reshape(weight.shape), alpha=-float(g["lr"]) * _factor(update, g))
+            stacked = torch.stack([_wide(block.direction) for block in members])
+            updates = newton_schulz(
+                stacked, group["ns_steps"], group["coefficients"], dtype=group["ns_dtype"]
+            )
+            for block, wide in zip(members, updates.unbind(), strict=True):
+                update = wide if wide.shape == block.direction.shape else wide.mT
+                yield block, update, -float(block.group["lr"]) * _factor(update, block.group)
 
 
 def _factor(update: Tensor, group: dict[str, Any]) -> float:
@@ -170,16 +244,36 @@ def _wide(direction: Tensor) -> Tensor:
     return direction.mT if direction.shape[0] > direction.shape[1] else direction
 
 
-def _by_kind(blocks: list[tuple[dict, Tensor, Tensor]]) -> list[list[tuple[dict, Tensor, Tensor]]]:
+def _by_kind(blocks: list[Block]) -> list[list[Block]]:
     """Blocks that one batched iteration can serve, in order of first appearance."""
     kinds: dict[tuple, list] = {}
     for block in blocks:
-        group, _, direction = block
-        iteration = (group["ns_steps"], str(group["coefficients"]))
-        kinds.setdefault((_wide(direction).shape, direction.dtype, direction.device, *iteration), []).append(
-            block
-        )
+        group, direction = block.group, block.direction
+        iteration = (group["ns_steps"], str(group["coefficients"]), group["ns_dtype"], group["batched"])
+        key = (_wide(direction).shape, direction.dtype, direction.device, *iteration)
+        kinds.setdefault(key, []).append(block)
     return list(kinds.values())
+
+
+def check_checkpoint(state_dict: dict[str, Any], param_groups: list[dict[str, Any]]) -> None:
+    """Raise ValueError, naming the parameter, where a saved tensor has another shape than its parameter.
+
+    (Different numbers of groups or parameters are torch's own ValueError.)
+    """
+    for saved, group in zip(state_dict["param_groups"], param_groups, strict=False):
+        names = parameter_names(group)
+        for index, name, parameter in zip(saved["params"], names, group["params"], strict=False):
+            for key, value in state_dict["state"].get(index, {}).items():
+                if key != "step" and isinstance(value, Tensor) and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"the checkpoint's {key} of parameter {name} has shape {tuple(value.shape)}, the "
+                        f"parameter {tuple(parameter.shape)}: it was saved for another model"
+                    )
+
+
+def parameter_names(group: dict[str, Any]) -> list[str]:
+    """The names of a group's parameters, where they were given, or ``"number 0"`` and so on."""
+    return group.get("param_names") or [f"number {position}" for position in range(len(group["params"]))]
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -204,6 +298,13 @@ def _check_options(options: dict[str, Any]) -> None:
     target = options["target_rms"]
     if isinstance(target, str) or not (0 < float(target) < math.inf):
         raise ValueError(f"target_rms={target!r} must be a finite number above 0")
+    if options["ns_dtype"] is not None and options["ns_dtype"] not in ITERATION_DTYPES:
+        raise ValueError(
+            f"ns_dtype={options['ns_dtype']!r} cannot hold the iteration; use None or one of "
+            f"{', '.join(map(str, ITERATION_DTYPES))}"
+        )
+    if not isinstance(options["batched"], bool):
+        raise ValueError(f"batched={options['batched']!r} must be True or False")
     hidden = options.get("hidden_size")
     if hidden is not None and hidden < 1:
         raise ValueError(f"hidden_size={hidden!r} must be at least 1")

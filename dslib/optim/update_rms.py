@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 #: What AdamW's updates measure (Moonlight §2.2: 0.2 to 0.4), and what Muon's are scaled to.
 ADAMW_RMS = 0.2
@@ -87,3 +88,81 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
             f"shape={sizes} is not that of a matrix: two or more non-empty dimensions are needed"
         )
     return sizes[0], math.prod(sizes[1:])
+
+
+class UpdateMeter:
+    """Records the RMS of every update that an optimizer really makes, whatever the optimizer is.
+
+        u = ((1 − lr·λ)·W_before − W_after) / lr        so that W_after = W_before − lr·(u + λ·W_before)
+
+    the O·factor of Moonlight eq. 4, or AdamW's m̂/(√v̂ + ε). ``named_parameters``: (name, parameter)
+    pairs, the ones to follow; a group with ``split_sizes`` gets one entry a block, "name[0]", "name[1]" ….
+
+    ``records`` has a dictionary {name: RMS} a step; a parameter without a gradient is absent from its
+    step's. Decay is taken to be decoupled, from the group's ``lr`` and ``weight_decay``; steps with
+    lr = 0 are recorded as empty. Use as a context manager, or call :meth:`remove` to stop.
+
+        with UpdateMeter(optimizer, model.named_parameters()) as meter:
+            train()
+        meter.records[-1]["blocks.0.mlp.up.weight"]
+
+    Raises ValueError when none of the parameters belongs to the optimizer.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
+    ) -> None:
+        names = {parameter: name for name, parameter in named_parameters}
+        self._followed = [
+            (names[parameter], parameter, group)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter in names
+        ]
+        if not self._followed:
+            raise ValueError(
+                "named_parameters holds no parameter of this optimizer; pass those that it updates"
+            )
+        self.records: list[dict[str, float]] = []
+        self._before: list[tuple[str, Tensor, Tensor, dict[str, Any]]] = []
+        self._handles = [
+            optimizer.register_step_pre_hook(lambda *_: self._keep()),
+            optimizer.register_step_post_hook(lambda *_: self._measure()),
+        ]
+
+    def _keep(self) -> None:
+        self._before = [
+            (name, parameter, parameter.detach().clone(), group)
+            for name, parameter, group in self._followed
+            if parameter.grad is not None
+        ]
+
+    @torch.no_grad()
+    def _measure(self) -> None:
+        record: dict[str, float] = {}
+        for name, parameter, before, group in self._before:
+            lr, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
+            if lr == 0:
+                continue
+            # In float64: the update is a small difference of large weights.
+            update = ((1 - lr * decay) * before.double() - parameter.double()) / lr
+            sizes = group.get("split_sizes")
+            blocks = {name: update} if sizes is None else _numbered(name, update.split(tuple(sizes)))
+            record |= {key: update_rms(block).item() for key, block in blocks.items()}
+        self.records.append(record)
+        self._before = []
+
+    def remove(self) -> None:
+        """Stop recording; what was recorded stays."""
+        for handle in self._handles:
+            handle.remove()
+
+    def __enter__(self) -> UpdateMeter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def _numbered(name: str, blocks: Iterable[Tensor]) -> dict[str, Tensor]:
+    return {f"{name}[{position}]": block for position, block in enumerate(blocks)}

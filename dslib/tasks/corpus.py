@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
+import re
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +14,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+#: The name of a text of questions and answers: :func:`load_corpus` takes it in the place of a path.
+DOCSTRINGS = "stdlib:docstrings"
 
 #: Folders that hold other people's files; and those of the standard library that are tests, generated,
 #: or that only some installations carry.
@@ -38,7 +43,9 @@ def load_corpus(path: str | Path | None = None, validation_share: float = 0.05) 
     text file, whose last ``validation_share`` is held out, or a folder, all of whose ``.py``, ``.txt``
     and ``.md`` files are read (installed packages left out). Folders are split **by file**, by a
     hash of the file's name, so that
-    validation text is unseen. Line ends are normalised.
+    validation text is unseen. Line ends are normalised. ``path=DOCSTRINGS``: what the standard library's
+    functions and classes are called and what their docstrings say, question and answer, from the same files
+    on the same sides of the split.
 
     Raises FileNotFoundError for a path that is not there, and ValueError for a share outside (0, 1) or
     a text too small to split.
@@ -47,6 +54,8 @@ def load_corpus(path: str | Path | None = None, validation_share: float = 0.05) 
         raise ValueError(f"validation_share={validation_share} must lie between 0 and 1")
     if path is None:
         return _standard_library(validation_share)
+    if path == DOCSTRINGS:
+        return _docstrings(validation_share)
     return _read_corpus(Path(path).resolve(), None, {".py", ".txt", ".md"}, _FOREIGN, validation_share)
 
 
@@ -55,6 +64,31 @@ def _standard_library(share: float) -> Corpus:
     """Kept, because it does not change while Python runs; a text of the reader's own may."""
     root = Path(sysconfig.get_path("stdlib"))
     return _read_corpus(root, "Python standard library", {".py"}, _NOT_LIBRARY, share)
+
+
+@lru_cache(maxsize=2)
+def _docstrings(share: float) -> Corpus:
+    """The digest covers the whole library, not only what was taken from it: whoever trains on the docstrings
+    of a text started from a model of that text."""
+    library = _standard_library(share)
+    parts = [_questions_and_answers(text.numpy().tobytes()) for text in (library.train, library.validation)]
+    digest = hashlib.sha256(library.digest.encode() + b"".join(parts)).hexdigest()[:12]
+    return Corpus("docstrings of the Python standard library", *map(_as_tensor, parts), digest)
+
+
+#: A definition whose head is one line, and the docstring below it. (Parsing all files takes much longer.)
+_DEFINITION = re.compile(
+    rb'^[ \t]*((?:async def|def|class) [^\n]*):\n[ \t]+[rR]?"""(.+?)"""', re.MULTILINE | re.DOTALL
+)
+
+
+def _questions_and_answers(text: bytes) -> bytes:
+    """``### def name(arguments)``, a line break, its docstring without indentation, an empty line."""
+    found = (
+        (match[1].decode(errors="replace"), inspect.cleandoc(match[2].decode(errors="replace")).strip())
+        for match in _DEFINITION.finditer(text)
+    )
+    return "".join(f"### {head}\n{answer}\n\n" for head, answer in found).encode()
 
 
 def _read_corpus(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from dslib.models import DecoderConfig, TrainConfig, flops_per_step
 from dslib.models import optimizer_study as study
@@ -145,6 +146,9 @@ def test_momenta_are_the_optimizers_own_buffers(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be " * 100)
     config = replace(BASE, optimizer="muon", steps=2, corpus=str(tmp_path / "text.txt"))
     found = study.momenta(config)
+    (in_a_worker,) = study.momenta_many([config])
+    for name, buffer in found.items():
+        assert torch.equal(in_a_worker[name], buffer)
     assert len(found) == 7
     assert all(".weight" in name and M.ndim == 2 and M.abs().sum() > 0 for name, M in found.items())
     with pytest.raises(ValueError, match="adamw"):

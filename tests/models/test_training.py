@@ -69,6 +69,24 @@ def test_schedule_warms_up_peaks_once_and_ends_at_its_final_share(tiny):
     assert factors[3:] == sorted(factors[3:], reverse=True)
 
 
+def test_linear_schedule_falls_on_a_line_to_its_end(tiny):
+    config = replace(tiny, schedule="linear", final_lr=0.0, warmup=0.1)
+    factors = [learning_rate_factor(step, config) for step in range(config.steps + 1)]
+    assert factors[:3] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert factors[3:] == pytest.approx([1 - i / 27 for i in range(28)])
+    with pytest.raises(ValueError, match="schedule='step'"):
+        replace(tiny, schedule="step")
+
+
+def test_training_goes_on_from_given_weights(tiny):
+    kept = {}
+    train(tiny, observe=lambda step, model, _: kept.update(model.state_dict()))
+    weights = {name: value.clone() for name, value in kept.items()}
+    seen = []
+    train(replace(tiny, steps=1, lr=0.0, seed=5), lambda *a: seen.append(a[1].state_dict()), weights)
+    assert all(torch.equal(value, weights[name]) for name, value in seen[0].items())
+
+
 def test_compute_counts_newton_schulz_and_buys_fewer_steps_for_muon(tiny):
     adamw, muon = flops_per_step(tiny), flops_per_step(replace(tiny, optimizer="muon"))
     matrices, _ = param_groups_for_muon(Decoder(MODEL))

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslib.optim import adjusted_lr_factor, svd_orthogonalize, theoretical_update_rms, update_rms
+from dslib.optim import (
+    Muon,
+    UpdateMeter,
+    adjusted_lr_factor,
+    newton_schulz,
+    svd_orthogonalize,
+    theoretical_update_rms,
+    update_rms,
+)
 
 
 @given(rows=st.integers(1, 20), columns=st.integers(1, 20), data=st.data())
@@ -61,8 +69,68 @@ def test_rms_of_short_dtypes_does_not_overflow():
         (lambda: theoretical_update_rms((4, 0)), r"\(4, 0\)"),
         (lambda: theoretical_update_rms((4, 6), 5), "rank=5"),
         (lambda: update_rms(torch.empty(0, 3)), r"\(0, 3\)"),
+        (lambda: Muon([torch.nn.Parameter(torch.eye(2))], lr=0.1, target_rms=0.0), "target_rms=0.0"),
+        (lambda: Muon([torch.nn.Parameter(torch.eye(2))], lr=0.1, target_rms=math.nan), "target_rms=nan"),
+        (lambda: UpdateMeter(torch.optim.SGD([torch.nn.Parameter(torch.eye(2))]), []), "named_parameters"),
     ],
 )
 def test_bad_input_is_refused_with_its_value(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def _parameter(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    parameter = torch.nn.Parameter(torch.randn(shape, generator=generator))
+    parameter.grad = torch.randn(shape, generator=generator)
+    return parameter
+
+
+@pytest.mark.parametrize("decay", [0.0, 10.0])
+def test_meter_sees_the_update_and_not_the_decay(decay):
+    p = _parameter(5, 9)
+    optimizer = Muon([p], lr=0.01, weight_decay=decay, momentum=0.0, nesterov=False)
+    with UpdateMeter(optimizer, [("p", p)]) as meter:
+        optimizer.step()
+    expected = update_rms(0.2 * 3 * newton_schulz(p.grad)).item()
+    assert meter.records == [{"p": pytest.approx(expected, rel=1e-4)}]
+
+
+def test_first_update_of_adamw_is_a_sign():
+    p = _parameter(6, 4)
+    optimizer = torch.optim.AdamW([p], lr=0.01, weight_decay=0.5)
+    with UpdateMeter(optimizer, [("p", p)]) as meter:
+        optimizer.step()
+    assert meter.records[0]["p"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_meter_follows_the_learning_rate_skips_missing_gradients_and_stops_when_removed():
+    p, frozen = _parameter(4, 4), _parameter(3, 3)
+    frozen.grad = None
+    optimizer = torch.optim.SGD([p, frozen], lr=0.5)
+    meter = UpdateMeter(optimizer, [("p", p), ("frozen", frozen)])
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    meter.remove()
+    optimizer.step()
+    assert meter.records == [{"p": pytest.approx(update_rms(p.grad).item(), rel=1e-5)}, {}]
+
+
+def test_split_weights_are_metered_block_by_block():
+    fused = _parameter(9, 4)
+    optimizer = Muon([{"params": [fused], "split_sizes": (3, 6)}], lr=0.1, adjust_lr="update_norm")
+    with UpdateMeter(optimizer, [("qk", fused)]) as meter:
+        optimizer.step()
+    assert meter.records == [{"qk[0]": pytest.approx(0.2, rel=1e-4), "qk[1]": pytest.approx(0.2, rel=1e-4)}]
+
+
+@pytest.mark.parametrize("mode", ["match_rms_adamw", "baseline", "update_norm"])
+def test_target_rms_scales_every_mode_that_matches_adamw(mode):
+    def moved(target):
+        p = _parameter(8, 3)
+        before = p.detach().clone()
+        Muon([p], lr=0.1, weight_decay=0.0, adjust_lr=mode, target_rms=target).step()
+        return p.detach() - before
+
+    torch.testing.assert_close(moved(0.8), 4 * moved(0.2), rtol=1e-4, atol=1e-6)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslib.tasks import batches, evaluation_windows, load_corpus
+from dslib.tasks import DOCSTRINGS, batches, evaluation_windows, load_corpus
 
 
 def test_standard_library_is_a_real_corpus_of_python_sources():
@@ -41,6 +41,21 @@ def test_a_new_file_does_not_move_the_others_across_the_split(tmp_path):
     after = load_corpus(tmp_path, validation_share=0.3)
     assert before.digest != after.digest
     assert bytes(before.validation.tolist()) in bytes(after.validation.tolist()).replace(b"<later>", b"")
+
+
+def test_docstrings_are_questions_and_answers_from_either_side_of_the_split():
+    library, corpus = load_corpus(), load_corpus(DOCSTRINGS)
+    for whole, part in ((library.train, corpus.train), (library.validation, corpus.validation)):
+        assert 0.02 < len(part) / len(whole) < 0.5
+        text, source = (t.numpy().tobytes().decode(errors="replace") for t in (part, whole))
+        assert all(
+            entry.startswith(("def ", "class ", "async def ")) for entry in text[4:20_000].split("\n### ")
+        )
+        heads = [line[4:] for line in text[:20_000].splitlines()[:-1] if line.startswith("### ")]
+        assert heads
+        assert all(f"{head}:\n" in source for head in heads)
+    assert corpus.digest != library.digest
+    assert load_corpus(DOCSTRINGS) is corpus
 
 
 def test_one_text_file_holds_out_its_end(tmp_path):

@@ -1,0 +1,377 @@
+"""Data-parallel training of the small decoder: what a rank of ZeRO-1 Muon computes, keeps, sends, waits for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.models.training import TrainConfig, learning_rate_factor
+from dslib.optim import Muon, ZeroAdamW, ZeroMuon, param_groups_for_muon
+from dslib.optim.collectives import Collectives
+from dslib.tasks.corpus import batches, load_corpus
+
+
+@dataclass(frozen=True)
+class RankRun:
+    """What one rank tells of a run. ``weights``: the model's; ``states``: the state dictionaries of the
+    optimizers, whole; ``losses``: of every step, mean over ranks, nats a token. The dictionaries
+    ``sent`` (bytes, by purpose), ``state_bytes`` and ``seconds`` (``"forward and backward"``, ``"optimizer"``,
+    and of that ``"communication"``) say what the optimizer of the matrices did, or, under ``"rest"``, the other."""
+
+    config: TrainConfig
+    ranks: int
+    step: int
+    weights: dict[str, Tensor]
+    states: list[dict[str, Any]]
+    losses: list[float]
+    sent: dict[str, dict[str, int]]
+    state_bytes: dict[str, int]
+    seconds: dict[str, float]
+
+
+class GatherEverything(ZeroMuon):
+    """The null of the traffic: every rank gathers every matrix, whether it keeps a part of it or not."""
+
+    def members(self, owners: list[int]) -> tuple[int, ...]:
+        """All ranks."""
+        return tuple(range(self.traffic.ranks))
+
+
+def matrix_optimizer(
+    named: Sequence[tuple[str, torch.nn.Parameter]],
+    config: TrainConfig,
+    everything: bool = False,
+    rows_of: int = 0,
+    **options: Any,
+) -> torch.optim.Optimizer:
+    """The optimizer of the matrices, Muon or AdamW as ``config`` says: sharded when there is a process group.
+
+    ``options`` are Muon's or ZeroMuon's. ``everything`` takes :class:`GatherEverything`. ``rows_of=R`` is the
+    null of the equality: what R ranks compute of which each orthogonalises its own rows of every
+    matrix, alone.
+    """
+    sharded = dist.is_available() and dist.is_initialized()
+    shared = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer == "adamw":
+        return (ZeroAdamW if sharded else torch.optim.AdamW)(named, betas=config.betas, **shared, **options)
+    groups = [
+        {"params": [(name, p)], "split_sizes": row_blocks(len(p), rows_of) if rows_of else None}
+        for name, p in named
+    ]
+    muon = (GatherEverything if everything else ZeroMuon) if sharded else Muon
+    return muon(groups, momentum=config.momentum, batched=False, **shared, **options)
+
+
+def optimizers_for_ranks(model: Decoder, config: TrainConfig, **options: Any) -> list[torch.optim.Optimizer]:
+    """[:func:`matrix_optimizer`, AdamW of the rest], both sharded when there is a process group."""
+    matrices, rest = param_groups_for_muon(model)
+    names = {p: name for name, p in model.named_parameters()}
+    sharded = dist.is_available() and dist.is_initialized()
+    adamw = (ZeroAdamW if sharded else torch.optim.AdamW)(
+        [(names[p], p) for p in rest],
+        lr=config.lr if config.rest_lr is None else config.rest_lr,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+    )
+    return [matrix_optimizer([(names[p], p) for p in matrices], config, **options), adamw]
+
+
+def train_rank(
+    config: TrainConfig,
+    options: Mapping[str, Any] | None = None,
+    start: RankRun | None = None,
+    stop: int = 0,
+    before_step: Callable[[int], None] | None = None,
+) -> RankRun:
+    """Train on this rank's share of every batch: rows ``rank``, ``rank + ranks``, …; without a process group,
+    on whole batches in one process. From ``start``, on any other number of ranks, when it is given; until
+    ``stop`` steps are done, or ``config.steps``. ``before_step(steps_done)`` is called before each.
+
+    Raises ValueError for a batch that the ranks cannot share evenly: a mean of means would be another loss.
+    """
+    sharded = dist.is_available() and dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if sharded else (0, 1)
+    if config.batch_size % ranks:
+        raise ValueError(f"batch_size={config.batch_size} must be a multiple of the {ranks} ranks")
+    model = Decoder(config.model, seed=config.seed)
+    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
+    stream = batches(load_corpus(config.corpus).train, config.batch_size, config.context, generator)
+    if start is not None:
+        model.load_state_dict(start.weights)
+        for _ in range(start.step):
+            next(stream)
+    optimizers = optimizers_for_ranks(model, config, **(options or {}))
+    peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    for optimizer, state in zip(optimizers, start.states if start else [], strict=False):
+        optimizer.load_state_dict(state)
+    losses = []
+    seconds = {"forward and backward": 0.0, "optimizer": 0.0, "communication": 0.0}
+    first, stop = start.step if start else 0, stop or config.steps
+    for step in range(first, stop):
+        if before_step is not None:
+            before_step(step)
+        began = time.perf_counter()
+        for optimizer, rates in zip(optimizers, peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = peak * learning_rate_factor(step, config)
+        inputs, targets = next(stream)
+        loss = model.loss(inputs[rank::ranks], targets[rank::ranks])
+        loss.backward()
+        if sharded:
+            dist.barrier()  # what a rank waits for a slower one here is no communication of the optimizer
+        middle = time.perf_counter()
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        seconds["forward and backward"] += middle - began
+        seconds["optimizer"] += time.perf_counter() - middle
+        losses.append(loss.detach())
+    losses = torch.stack(losses)
+    if sharded:
+        dist.all_reduce(losses)
+        seconds["communication"] = sum(sum(o.traffic.seconds.values()) for o in optimizers)
+    names = ("matrices", "rest")
+    return RankRun(
+        config=config,
+        ranks=ranks,
+        step=stop,
+        weights={name: value.clone() for name, value in model.state_dict().items()},
+        sent={n: dict(o.traffic.sent) if sharded else {} for n, o in zip(names, optimizers, strict=True)},
+        state_bytes={n: _state_bytes(o) for n, o in zip(names, optimizers, strict=True)},
+        states=[optimizer.state_dict() for optimizer in optimizers],
+        losses=(losses / ranks).tolist(),
+        seconds=seconds,
+    )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Real gradients, to be replayed by any number of ranks. ``initial``: the matrices of a model at its
+    start; ``gradients[step][micro batch]``: theirs along a one-process run, all by name."""
+
+    config: TrainConfig
+    initial: dict[str, Tensor]
+    gradients: list[list[dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of a recording: ``weights``; ``sent`` (bytes, by purpose) and ``state_bytes`` of this rank."""
+
+    weights: dict[str, Tensor]
+    sent: dict[str, int]
+    state_bytes: int
+
+
+def record_gradients(config: TrainConfig, micro_batches: int = 4) -> Recording:
+    """Train in this process, and keep the gradients of the matrices for each of ``micro_batches`` equal parts
+    of every batch. Raises ValueError for a batch that cannot be parted so."""
+    if config.batch_size % micro_batches:
+        raise ValueError(f"batch_size={config.batch_size} must be a multiple of {micro_batches}")
+    model = Decoder(config.model, seed=config.seed)
+    optimizers = optimizers_for_ranks(model, config)
+    members = {id(p) for p in param_groups_for_muon(model)[0]}
+    matrices = {name: p for name, p in model.named_parameters() if id(p) in members}
+    initial = {name: p.detach().clone() for name, p in matrices.items()}
+    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
+    stream = batches(load_corpus(config.corpus).train, config.batch_size, config.context, generator)
+    gradients = []
+    for _ in range(config.steps):
+        inputs, targets = next(stream)
+        parts = []
+        total: dict[Tensor, Tensor] = {}
+        for micro in range(micro_batches):
+            model.zero_grad(set_to_none=True)
+            model.loss(inputs[micro::micro_batches], targets[micro::micro_batches]).backward()
+            parts.append({name: p.grad.clone() for name, p in matrices.items()})
+            for p in model.parameters():
+                total[p] = total.get(p, 0) + p.grad / micro_batches
+        for p, gradient in total.items():
+            p.grad = gradient
+        for optimizer in optimizers:
+            optimizer.step()
+        gradients.append(parts)
+    return Recording(config, initial, gradients)
+
+
+def recording_of_shapes(
+    shapes: Sequence[tuple[int, int]], steps: int = 1, micro_batches: int = 4
+) -> Recording:
+    """Random matrices and gradients of these shapes: enough where only bytes are counted."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> dict[str, Tensor]:
+        return {f"{index}": torch.randn(shape, generator=generator) for index, shape in enumerate(shapes)}
+
+    return Recording(TrainConfig(), draw(), [[draw() for _ in range(micro_batches)] for _ in range(steps)])
+
+
+def matrix_shapes(model: DecoderConfig) -> list[tuple[int, int]]:
+    """Shapes of a decoder's matrices, in their order."""
+    return [tuple(p.shape) for p in param_groups_for_muon(Decoder(model))[0]]
+
+
+def replay(recording: Recording, options: Mapping[str, Any] | None = None, exact: bool = False) -> Replay:
+    """Step the matrices along the recorded gradients. Each rank averages its share of the micro batches, and
+    the optimizer the ranks; without a process group, Muon (or AdamW) gets the mean of all of them.
+
+    ``options`` are those of :func:`optimizers_for_ranks`, with ``optimizer`` (``"muon"``, ``"adamw"``) among
+    them. ``exact`` rounds the gradients to multiples of 2⁻²⁰, whose sums are exact in any order: every
+    number of ranks then gets the same mean to the last bit. Raises ValueError for ranks that do not
+    divide the number of micro batches.
+    """
+    sharded = dist.is_available() and dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if sharded else (0, 1)
+    micro_batches = len(recording.gradients[0])
+    if micro_batches % ranks:
+        raise ValueError(f"{micro_batches} micro batches cannot be shared by {ranks} ranks")
+    options = dict(options or {})
+    config = replace(recording.config, optimizer=options.pop("optimizer", "muon"))
+    named = [(name, torch.nn.Parameter(value.clone())) for name, value in recording.initial.items()]
+    optimizer = matrix_optimizer(named, config, **options)
+    share = micro_batches // ranks
+    for parts in recording.gradients:
+        for name, p in named:
+            own = [part[name] for part in parts[rank * share : (rank + 1) * share]]
+            if exact:
+                own = [torch.round(gradient * 2**20) / 2**20 for gradient in own]
+            p.grad = sum(own) / share
+        optimizer.step()
+    return Replay(
+        weights={name: p.detach() for name, p in named},
+        sent=dict(optimizer.traffic.sent) if sharded else {},
+        state_bytes=_state_bytes(optimizer),
+    )
+
+
+def replay_many(runs: Sequence[tuple]) -> list[Replay]:
+    """:func:`replay` with each of these argument tuples, one after another in the same process."""
+    return [replay(*arguments) for arguments in runs]
+
+
+def train_fsdp(config: TrainConfig, options: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    """As :func:`train_rank`, but FSDP2 shards the parameters by rows, and plain Muon and AdamW step the
+    DTensors. Returns the whole weights."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model = Decoder(config.model, seed=config.seed)
+    mesh = init_device_mesh("cpu", (ranks,))
+    matrices, rest = param_groups_for_muon(model)
+    taken = {id(p) for p in matrices}
+    names = [name for name, p in model.named_parameters() if id(p) in taken]
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    parameters = dict(model.named_parameters())  # DTensors now
+    rest = [p for name, p in parameters.items() if name not in names]
+    rest_lr = config.lr if config.rest_lr is None else config.rest_lr
+    shared = {"lr": config.lr, "weight_decay": config.weight_decay, "momentum": config.momentum}
+    optimizers = [
+        Muon([(name, parameters[name]) for name in names], batched=False, **shared, **(options or {})),
+        torch.optim.AdamW(rest, lr=rest_lr, betas=config.betas, weight_decay=config.weight_decay),
+    ]
+    peaks = [config.lr, rest_lr]
+    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
+    stream = batches(load_corpus(config.corpus).train, config.batch_size, config.context, generator)
+    for step in range(config.steps):
+        inputs, targets = next(stream)
+        model.loss(inputs[rank::ranks], targets[rank::ranks]).backward()
+        for optimizer, peak in zip(optimizers, peaks, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * learning_rate_factor(step, config)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return {name: p.full_tensor().detach() for name, p in parameters.items()}
+
+
+def train_rank_many(runs: Sequence[tuple]) -> list[RankRun]:
+    """:func:`train_rank` with each of these argument tuples, one after another in the same process."""
+    return [train_rank(*arguments) for arguments in runs]
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Of the buffers alone: counts of steps are left out."""
+    tensors = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(value.numel() * value.element_size() for value in tensors if value.ndim)
+
+
+def largest_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """The largest absolute difference between two sets of weights of the same names."""
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def differing_entries(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> int:
+    """How many entries of two sets of weights are not equal to the last bit."""
+    return sum(int((a[name] != b[name]).sum()) for name in a)
+
+
+def total_sent(sent: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes that all ranks of a run sent, by purpose, from what each did; checkpoints are left out."""
+    purposes = dict.fromkeys(name for counts in sent for name in counts if name != "checkpoint")
+    return {name: sum(counts.get(name, 0) for counts in sent) for name in purposes}
+
+
+def wire_check(entries: int, repeats: int = 4) -> dict[str, tuple[float, float | None]]:
+    """For each collective of a step, on a float32 buffer of ``entries``: (bytes counted, bytes that the
+    operating system saw on its loopback interface), of all ranks together, a call. None where the system
+    does not tell; it counts other programs too, so large buffers make it exact."""
+    traffic = Collectives()
+    flat = torch.ones(entries)
+    shard = flat[: entries // traffic.ranks].clone()
+    collectives: dict[str, Callable[[], Any]] = {
+        "reduce-scatter": lambda: traffic.reduce_scatter(flat, "check"),
+        "exchange": lambda: traffic.exchange(
+            [shard] * traffic.ranks, [len(shard)] * traffic.ranks, "check"
+        )(),
+        "all-gather": lambda: traffic.all_gather(shard, "check"),
+    }
+    found = {}
+    for name, collective in collectives.items():
+        dist.barrier()
+        before = _loopback_bytes()
+        dist.barrier()
+        traffic.reset()
+        for _ in range(repeats):
+            collective()
+        dist.barrier()
+        after = _loopback_bytes()
+        dist.barrier()
+        seen = None if before is None or after is None else (after - before) / repeats
+        found[name] = (traffic.sent["check"] * traffic.ranks / repeats, seen)
+    return found
+
+
+def _loopback_bytes() -> int | None:
+    try:
+        with open("/proc/net/dev") as file:
+            return next(int(line.split()[9]) for line in file if line.strip().startswith("lo:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def row_blocks(rows: int, ranks: int) -> tuple[int, ...]:
+    """Heights of the blocks when ``ranks`` ranks take the rows of a matrix in turn; no empty ones."""
+    size = -(-rows // ranks)
+    return tuple(min(size, rows - start) for start in range(0, rows, size))
+
+
+def die(config: TrainConfig, rank: int, step: int) -> None:
+    """Train, but be killed in ``rank`` after ``step`` steps, as by a fault of its machine."""
+
+    def perhaps(done: int) -> None:
+        if dist.get_rank() == rank and done == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train_rank(config, before_step=perhaps)
