@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: nearer to their random initialisation. It must not do what Muon is said to do.
 STAND_IN = "AdamW, half rate"
 OPTIMIZERS = {"AdamW": "adamw", "Muon": "muon"}
+#: Steps after which spectra are measured besides a run's evaluations: Muon is soon as far from its start as AdamW
+#: comes at all, and only then can the two be compared at equal distance.
+EARLY_MARKS = (2, 5, 10)
 
 #: The kinds of matrices that Moonlight's Figure 4 tells apart (up, gate and down are one kind here).
 GROUPS = ("query", "key", "value", "output", "MLP", "router")
@@ -160,7 +163,7 @@ class SpectraRun:
 
 
 def spectra_runs(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[SpectraRun]:
-    """Train every configuration and measure its matrices at each of its evaluations, as
+    """Train every configuration and measure its matrices at :data:`EARLY_MARKS` and each evaluation, as
     :func:`dslib.models.train_many` does: in workers of one thread, results in order and kept."""
     return in_workers(_spectra_run, configs, jobs)
 
@@ -172,9 +175,9 @@ def _spectra_run(config: TrainConfig, corpus: str) -> SpectraRun:
 
 def spectra_run(config: TrainConfig) -> SpectraRun:
     """Train once and measure; see :class:`SpectraRun`. Raises RuntimeError when the run diverges."""
-    marks = sorted(
-        {round(config.steps * part / config.evaluations) for part in range(1, config.evaluations + 1)} - {0}
-    )
+    parts = range(1, config.evaluations + 1)
+    marks = {round(config.steps * part / config.evaluations) for part in parts} | set(EARLY_MARKS)
+    marks = sorted(step for step in marks if 0 < step <= config.steps)
     initial: dict[str, Tensor] = {}
     left = 1.0
     measured: list[list[Tensor]] = []

@@ -49,3 +49,53 @@ def test_every_shipped_search_is_bracketed():
 def test_search_and_comparison_share_no_seed():
     rows = measurements.read("muon")
     assert not set(rows[rows.kind == "search"].seed) & set(rows[rows.kind == "final"].seed)
+    searched, finals = measurements.read("update_rms_search"), measurements.read("update_rms")
+    assert not set(searched.seed) & set(finals.seed)
+
+
+def test_update_rms_arms_train_at_the_rates_that_the_shipped_search_found():
+    from dslib.models import optimizer_study
+
+    searched, finals = measurements.read("update_rms_search"), measurements.read("update_rms")
+    assert finals["model"].nunique() == 3
+    for model, part in finals.groupby("model"):
+        best = optimizer_study.best_settings(searched[searched.model == model])
+        chosen = part[part.arm.isin(["AdamW", "Baseline", "Update Norm", "Adjusted LR"])]
+        assert set(chosen.lr) == {best.lr}
+        assert set(part.rest_lr) == {best.rest_lr}
+    same = finals[finals.arm.str.endswith("same product")]
+    target = same.arm.str.extract(r"RMS ([\d.]+)")[0].astype(float)
+    best = finals[(finals.model == "32 × 2") & (finals.arm == "Adjusted LR")].lr.iloc[0]
+    assert (same.lr * target).round(9).unique().tolist() == [round(best * 0.2, 9)]
+
+
+def test_long_muon_runs_have_eight_seeds_and_all_arms_the_same_marks():
+    curves = measurements.read("weight_decay")
+    assert curves[curves.optimizer == "muon"].groupby("arm").seed.nunique().tolist() == [8] * 3
+    assert curves.groupby(["arm", "seed"])["at"].apply(tuple).nunique() == 1
+
+
+def test_spectra_and_interchange_were_searched_on_seeds_of_their_own_and_bracketed():
+    from dslib.models import interchange_study
+    from dslib.models.search import best_bracketed
+
+    searched, spectra = measurements.read("spectra_search"), measurements.read("spectra")
+    for _, part in searched.groupby(["model", "arm"]):
+        best_bracketed(dict(part.groupby("lr").final_loss.mean()))
+    assert not set(searched.seed) & set(spectra.seed)
+    assert spectra.model.nunique() == searched.model.nunique() == 3
+    table = measurements.read("interchange")
+    interchange_study.best_shares(table[table.kind == "search"])
+    finals = table[table.kind == "final"]
+    assert not set(finals.seed) & set(table[table.kind == "search"].seed)
+    assert len(finals) == finals.seed.nunique() * len(
+        {*interchange_study.CELLS, *interchange_study.NULL_CELLS}
+    )
+
+
+def test_every_matrix_of_smollm2_was_measured():
+    rows = measurements.read("smollm2")
+    assert len(rows) == 30 * 7
+    assert rows.groupby("layer").size().unique().tolist() == [7]
+    assert rows.svd_entropy.between(0, 1).all()
+    assert (rows.stable_rank <= rows.effective_rank).all()
