@@ -107,7 +107,9 @@ def test_parallel_processes_compute_once(probe):
 
 def test_works_inside_loky_workers(probe):
     from joblib import Parallel, delayed, wrap_non_picklable_objects
+    from joblib.externals.loky import get_reusable_executor
 
+    get_reusable_executor().shutdown()  # workers of an earlier test have its environment, not the probe's
     # By value: a worker cannot import this test file.
     job = wrap_non_picklable_objects(in_worker_by_value)
     found = Parallel(n_jobs=2, backend="loky")(delayed(job)(str(probe.source), "slow") for _ in range(2))
