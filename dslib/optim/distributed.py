@@ -9,7 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslib.optim.muon import Block, Muon, decay, momentum_directions, momentum_dtype, orthogonalized
+from dslib.optim.muon import (
+    Block,
+    Muon,
+    decay,
+    evaluated,
+    momentum_directions,
+    momentum_dtype,
+    orthogonalized,
+)
 from dslib.optim.sharding import gather_rounds
 from dslib.optim.zero import Bucket, ZeroOptimizer
 
@@ -91,10 +99,7 @@ class ZeroMuon(ZeroOptimizer, Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of every parameter that has a gradient on some rank. Returns this rank's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         gradients = self._reduced_gradients()
         weights = self._weight_shards()
         directions = self._directions(gradients, weights)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from dslib.optim.muon import evaluated
 from dslib.optim.zero import ZeroOptimizer
 
 
@@ -43,10 +44,7 @@ class ZeroAdamW(ZeroOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of every parameter that has a gradient on some rank. Returns this rank's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         gradients = self._reduced_gradients()
         shards = self._weight_shards()
         weights: dict[Tensor, Tensor] = {}

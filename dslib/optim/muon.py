@@ -107,10 +107,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of every parameter that has a gradient. Returns the closure's loss, if one is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         active = [
             (group, parameters)
             for group in self.param_groups
@@ -186,6 +183,14 @@ class Block(NamedTuple):
     direction: Tensor
     target: Any
     finish: Callable[[], None] | None = None
+
+
+def evaluated(closure: Callable[[], float] | None) -> float | None:
+    """The loss that a ``step``'s closure computes, gradients on; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
