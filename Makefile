@@ -29,7 +29,7 @@ site: $(INSTALLED)
 	$(BIN)/python docs/make_readme.py
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else "Python %d.%d is too old: dslib needs 3.11 or newer. Name one: make PYTHON=python3.12 …" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:3]; sys.exit(0 if v >= (3, 11, 5) else "Python %d.%d.%d is too old: the pinned packages need 3.11.5 or newer. Name one: make PYTHON=python3.12 …" % v)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch $@
