@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,25 @@ from dslib.attention import apply_rotary, attention_scores, dense_attention, rot
 from dslib.models.moe import MoE, MoEConfig
 
 
+class AttentionConfig(Protocol):
+    """What a frozen dataclass must offer to stand as ``DecoderConfig.attention``.
+
+    A module that draws more than matrices, or biases, has a method ``initialize(generator)``.
+    """
+
+    def module(self, config: DecoderConfig, layer: int) -> nn.Module:
+        """The attention module of a layer, with :class:`SelfAttention`'s ``forward``."""
+
+    def training_flops_per_token(self, config: DecoderConfig, context: int) -> float:
+        """FLOPs of one layer's attention, forward and backward, beyond those of its weights."""
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """Sizes of a :class:`Decoder`. ``mlp`` is ``"swiglu"`` (three matrices, Llama) or ``"two_layer"``
     (two matrices [4H, H] with GELU, as in Moonlight's Table 1); ``mlp_size=None`` is 8/3·H rounded up
     to a multiple of 16 for SwiGLU and 4·H for two layers. ``kv_heads=None`` is one per head. ``moe`` puts a
-    mixture of such MLPs in the place of each."""
+    mixture of such MLPs in the place of each. ``attention`` is another attention than the dense one."""
 
     vocab_size: int = 256
     d_model: int = 64
@@ -32,6 +46,7 @@ class DecoderConfig:
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
     moe: MoEConfig | None = None
+    attention: AttentionConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "layers", "heads"):
@@ -58,25 +73,46 @@ class DecoderConfig:
             return self.mlp_size
         return 4 * self.d_model if self.mlp == "two_layer" else 16 * math.ceil(8 * self.d_model / 3 / 16)
 
+    def build(self, seed: int = 0) -> Decoder:
+        """The model of these sizes, its weights drawn from ``seed``."""
+        return Decoder(self, seed=seed)
+
 
 class KVCache:
-    """Keys and values of the positions decoded so far, one pair a layer: (batch, kv_heads, time, dim)."""
+    """Keys and values of the positions decoded so far, one pair a layer: (batch, kv_heads, time, dim).
+
+    ``states`` is for what else a layer remembers, whatever it is; ``length`` is the number of positions that
+    the model has seen. Without gradients the tensors are views of storage that doubles when it is full: a
+    token costs its own numbers, not a copy of all that came before it.
+    """
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def length(self) -> int:
-        """How many positions are stored."""
-        return next(iter(self.layers.values()))[0].shape[-2] if self.layers else 0
+        self.states: dict[Any, Any] = {}
+        self.length = 0
+        self._storage: dict[tuple[int, int], Tensor] = {}
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new positions of a layer; returns all of its keys and values."""
         if layer in self.layers:
-            old_k, old_v = self.layers[layer]
-            k, v = torch.cat((old_k, k), dim=-2), torch.cat((old_v, v), dim=-2)
+            old = self.layers[layer]
+            k, v = self._joined((layer, 0), old[0], k), self._joined((layer, 1), old[1], v)
         self.layers[layer] = (k, v)
         return k, v
+
+    def _joined(self, key: tuple[int, int], old: Tensor, new: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return torch.cat((old, new), dim=-2)
+        length = old.shape[-2]
+        total = length + new.shape[-2]
+        storage = self._storage.get(key)
+        # Another address: these keys were put here by someone else, or joined while gradients were on.
+        if storage is None or storage.shape[-2] < total or storage.data_ptr() != old.data_ptr():
+            storage = old.new_empty(*old.shape[:-2], 2 * total, old.shape[-1])
+            storage[..., :length, :] = old
+            self._storage[key] = storage
+        storage[..., length:total, :] = new
+        return storage[..., :total, :]
 
 
 class SelfAttention(nn.Module):
@@ -155,16 +191,18 @@ def _mixture(config: DecoderConfig, moe: MoEConfig) -> MoE:
 class Decoder(nn.Module):
     """A decoder-only language model.
 
-    ``attention(config, layer)`` makes the attention module of a layer. Weights come from ``seed``
-    alone: normal of deviation 1/√(inputs) — with the two maps that write into the residual stream
-    divided by √(2·layers) — and 0.02 for embedding and head.
+    ``attention(config, layer)`` makes the attention module of a layer; without it, ``config.attention``
+    says. Weights come from ``seed`` alone: normal of deviation 1/√(inputs) — with the two maps that write
+    into the residual stream divided by √(2·layers) — and 0.02 for embedding and head.
     """
 
     def __init__(
-        self, config: DecoderConfig, attention: Callable[..., nn.Module] = SelfAttention, seed: int = 0
+        self, config: DecoderConfig, attention: Callable[..., nn.Module] | None = None, seed: int = 0
     ) -> None:
         super().__init__()
         self.config = config
+        if attention is None:
+            attention = SelfAttention if config.attention is None else config.attention.module
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config, layer, attention) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
@@ -186,6 +224,9 @@ class Decoder(nn.Module):
                 if name.endswith(("attention.output.weight", ".down.weight")):
                     deviation /= math.sqrt(2 * self.config.layers)
             weight.normal_(0, deviation, generator=generator)
+        for module in self.modules():
+            if hasattr(module, "initialize"):
+                module.initialize(generator)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """tokens: (batch, time) int64 → logits (batch, time, vocab_size).
@@ -196,6 +237,8 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, cache=cache, offset=offset)
+        if cache is not None:
+            cache.length = offset + tokens.shape[1]
         return self.lm_head(self.norm(x))
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -206,12 +249,17 @@ class Decoder(nn.Module):
         """The mixture-of-experts layers, in order; none in a dense model."""
         return [block.mlp for block in self.blocks if isinstance(block.mlp, MoE)]
 
-    def training_flops_per_token(self, context: int) -> int:
+    def training_flops_per_token(self, context: int) -> float:
         """6·(parameters that multiply) + 6·layers·context·d_model for causal attention's two products,
-        forward and backward; the embedding is a look-up and counts nothing, and of a mixture's experts
-        those count that a token visits."""
+        forward and backward, or what ``config.attention`` counts instead; the embedding is a look-up and
+        counts nothing, and of a mixture's experts those count that a token visits."""
         multiplying = sum(p.numel() for p in self.parameters()) - self.embedding.weight.numel()
         multiplying -= sum(layer.idle_parameters for layer in self.mixtures())
         if self.config.tie_embeddings:
             multiplying += self.embedding.weight.numel()
-        return 6 * multiplying + 6 * self.config.layers * context * self.config.d_model
+        attention = self.config.attention
+        if attention is None:
+            per_layer = 6 * context * self.config.d_model
+        else:
+            per_layer = attention.training_flops_per_token(self.config, context)
+        return 6 * multiplying + self.config.layers * per_layer

@@ -16,6 +16,7 @@ from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
 from dslib.optim.update_rms import ADAMW_RMS
 from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
+from dslib.tasks.recall import RECALL, TEXT, RecallTask
 
 R = TypeVar("R")
 
@@ -30,8 +31,9 @@ class TrainConfig:
     The learning rate rises linearly over ``warmup`` of the steps and falls on a cosine to ``final_lr``
     of its peak (``schedule="linear"``: on a line, as in Moonlight's fine-tuning): each run ends its own
     schedule. Batches are ``batch_size`` windows of ``context``
-    bytes of ``corpus`` (None: the standard library). The same ``seed`` gives the same weights and
-    batches to every optimizer.
+    bytes of ``corpus`` (None: the standard library), into which ``recall`` plants what must be looked up
+    far back. The same ``seed`` gives the same weights and batches to every
+    optimizer.
     """
 
     model: DecoderConfig = field(default_factory=DecoderConfig)
@@ -57,6 +59,7 @@ class TrainConfig:
     evaluations: int = 8
     evaluation_windows: int = 64
     corpus: str | None = None
+    recall: RecallTask | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("adamw", "muon"):
@@ -73,7 +76,10 @@ class TrainResult:
     """What a run measured. ``train_loss`` has an entry a step; the lists from ``at`` on have one an
     evaluation: steps done, validation loss, and what :func:`probe` returns. Losses are nats a token.
     ``flops`` counts all steps. ``seconds`` is the wall time of the steps, evaluations left out, and
-    ``optimizer_seconds`` the optimizer's part of it, under whatever load the machine had then."""
+    ``optimizer_seconds`` the optimizer's part of it, under whatever load the machine had then. With a
+    recall task ``validation_loss`` is that of the text alone, and ``recall_loss`` and ``recall_accuracy``
+    (the share of its tokens that are the likeliest) have an entry an evaluation too. ``auxiliary_loss`` has an
+    entry a step for models with losses of their own, such as an indexer's, summed over the layers."""
 
     config: TrainConfig
     train_loss: list[float]
@@ -86,6 +92,9 @@ class TrainResult:
     flops: float
     seconds: float
     optimizer_seconds: float
+    recall_loss: list[float] = field(default_factory=list)
+    recall_accuracy: list[float] = field(default_factory=list)
+    auxiliary_loss: list[float] = field(default_factory=list)
 
     @property
     def final_loss(self) -> float:
@@ -139,7 +148,7 @@ def learning_rate_factor(step: int, config: TrainConfig) -> float:
 
 def flops_per_step(config: TrainConfig) -> float:
     """Model FLOPs of one step, plus Newton–Schulz's for Muon."""
-    model = Decoder(config.model)
+    model = config.model.build()
     flops = config.batch_size * config.context * model.training_flops_per_token(config.context)
     if config.optimizer == "muon":
         matrices, _ = param_groups_for_muon(model)
@@ -203,34 +212,76 @@ def validation_loss(model: Decoder, windows: tuple[Tensor, Tensor], batch_size: 
     return total / len(inputs)
 
 
+@torch.no_grad()
+def recall_losses(
+    model: Decoder, planted: tuple[Tensor, Tensor, Tensor], batch_size: int = 32
+) -> dict[str, float]:
+    """Means over ``planted`` = (inputs, targets, kinds), (count, context) int64, of
+    :meth:`dslib.tasks.RecallTask.evaluation`: ``"loss"`` of the text's tokens and ``"recall_loss"`` of the
+    recalled, nats a token, and ``"recall_accuracy"``, the share of the recalled that are the likeliest."""
+    losses, hits = [], []
+    for inputs, targets in zip(*(part.split(batch_size) for part in planted[:2]), strict=True):
+        logits = model(inputs)
+        losses.append(torch.nn.functional.cross_entropy(logits.mT, targets, reduction="none"))
+        hits.append(logits.argmax(-1) == targets)
+    loss, recall = torch.cat(losses), planted[2] == RECALL
+    return {
+        "loss": loss[planted[2] == TEXT].mean().item(),
+        "recall_loss": loss[recall].mean().item(),
+        "recall_accuracy": torch.cat(hits)[recall].double().mean().item(),
+    }
+
+
 Observer = Callable[[int, Decoder, list[torch.optim.Optimizer]], None]
 
 
+def training_loss(model: Decoder, batch: tuple[Tensor, ...], recall: RecallTask | None = None) -> Tensor:
+    """Cross-entropy of a batch in nats a token: (inputs, targets), or with ``recall`` (inputs, targets, kinds),
+    each target counted as :meth:`dslib.tasks.RecallTask.weights` says."""
+    if recall is None:
+        return model.loss(*batch)
+    inputs, targets, kinds = batch
+    losses = torch.nn.functional.cross_entropy(model(inputs).mT, targets, reduction="none")
+    weights = recall.weights(kinds)
+    return (losses * weights).sum() / weights.sum()
+
+
 def train(
-    config: TrainConfig, observe: Observer | None = None, weights: Mapping[str, Tensor] | None = None
+    config: TrainConfig,
+    observe: Observer | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    trainable: Callable[[str], bool] | None = None,
 ) -> TrainResult:
     """Train a decoder on the CPU; deterministic for a given machine and thread count.
 
     It starts from scratch, or from ``weights``, a model's ``state_dict`` (the seed then gives the batches
-    only; the optimizers start fresh). The biases of a mixture of experts are updated after every step.
+    only; the optimizers start fresh). ``trainable(name)`` says which parameters are trained, all without it.
+    Modules with an ``auxiliary_loss`` after the forward pass (a scalar tensor) have it added to the loss.
+    The biases of a mixture of experts are updated after every step.
     ``observe(steps_done, model, optimizers)`` is called before the first update, with 0, and after every
     update, gradients still in place.
     A loss that stops being finite ends the run early: the remaining entries are ``inf``, so that a
     search sees a diverged run as a bad one.
     """
     corpus = load_corpus(config.corpus)
-    windows = evaluation_windows(corpus.validation, config.evaluation_windows, config.context)
-    model = Decoder(config.model, seed=config.seed)
+    text = (corpus.validation, config.evaluation_windows, config.context)
+    windows = evaluation_windows(*text) if config.recall is None else config.recall.evaluation(*text)
+    model = config.model.build(seed=config.seed)
     if weights is not None:
         model.load_state_dict(weights)
+    if trainable is not None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trainable(name))
     generator = torch.Generator().manual_seed(1_000_003 + config.seed)
-    stream = batches(corpus.train, config.batch_size, config.context, generator)
+    source = batches if config.recall is None else config.recall.batches
+    stream = source(corpus.train, config.batch_size, config.context, generator)
     optimizers = make_optimizers(model, config)
     groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     marks = sorted(
         {round(config.steps * part / config.evaluations) for part in range(1, config.evaluations + 1)} - {0}
     )
     train_loss: list[float] = []
+    auxiliary: list[float] = []
     records: list[dict[str, float]] = []
     seconds = optimizer_seconds = 0.0
     if observe is not None:
@@ -239,8 +290,12 @@ def train(
         began = time.perf_counter()
         for group, peak in groups:
             group["lr"] = peak * learning_rate_factor(step, config)
-        loss = model.loss(*next(stream))
-        loss.backward()
+        loss = training_loss(model, next(stream), config.recall)
+        own = [module.auxiliary_loss for module in model.modules() if hasattr(module, "auxiliary_loss")]
+        own = [value for value in own if value is not None]
+        if own:
+            auxiliary.append(sum(value.item() for value in own))
+        sum(own, loss).backward()
         train_loss.append(loss.item())
         if not math.isfinite(train_loss[-1]):
             break
@@ -256,14 +311,18 @@ def train(
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         if step + 1 in marks:
-            record = {"loss": validation_loss(model, windows), **probe(model, windows[0][:4])}
+            record = probe(model, windows[0][:4])
+            if config.recall is None:
+                record["loss"] = validation_loss(model, windows)
+            else:
+                record |= recall_losses(model, windows)
             records.append(
                 {key: value if math.isfinite(value) else math.inf for key, value in record.items()}
             )
     train_loss += [math.inf] * (config.steps - len(train_loss))
-    nothing = dict.fromkeys(
-        ("loss", "weight_rms", "activation_rms", "largest_logit", "logits_above"), math.inf
-    )
+    recalled = () if config.recall is None else ("recall_loss", "recall_accuracy")
+    measured = ("loss", "weight_rms", "activation_rms", "largest_logit", "logits_above", *recalled)
+    nothing = dict.fromkeys(measured, math.inf) | dict.fromkeys(recalled[1:], 0.0)
     records += [nothing] * (len(marks) - len(records))
     return TrainResult(
         config=config,
@@ -277,6 +336,8 @@ def train(
         flops=config.steps * flops_per_step(config),
         seconds=seconds,
         optimizer_seconds=optimizer_seconds,
+        auxiliary_loss=auxiliary,
+        **{name: [record[name] for record in records] for name in recalled},
     )
 
 

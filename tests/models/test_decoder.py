@@ -42,6 +42,20 @@ def test_decoding_with_a_cache_equals_one_pass(config, pieces):
     torch.testing.assert_close(logits, model(x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("config", VARIANTS[:2])
+def test_cache_grows_in_place_without_gradients_and_goes_on_from_either(config):
+    model, x = Decoder(config).double(), tokens(time=14)
+    cache, pieces = KVCache(), x.split((3, 1, 2, 1, 6, 1), dim=1)
+    logits = [model(pieces[0], cache=cache)]
+    with torch.no_grad():
+        logits += [model(part, cache=cache) for part in pieces[1:4]]
+        before = cache.layers[0][0].data_ptr()
+        logits.append(model(pieces[4], cache=cache))
+        assert cache.layers[0][0].data_ptr() == before
+    logits.append(model(pieces[5], cache=cache))
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(x), rtol=0, atol=1e-6)
+
+
 def test_weights_come_from_the_seed_alone():
     torch.manual_seed(1)
     a = Decoder(TINY, seed=3)

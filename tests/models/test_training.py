@@ -8,8 +8,9 @@ import torch
 
 from dslib.models import DecoderConfig, TrainConfig, flops_per_step, probe, train, train_many, with_compute
 from dslib.models.decoder import Decoder
-from dslib.models.training import learning_rate_factor, make_optimizers
+from dslib.models.training import learning_rate_factor, make_optimizers, recall_losses
 from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
+from dslib.tasks import RecallTask
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 MODEL = DecoderConfig(d_model=16, layers=1, heads=2)
@@ -128,3 +129,28 @@ def test_probe_sees_what_is_there_and_leaves_no_hook_behind():
 def test_bad_configuration_is_refused_with_its_value(options, words):
     with pytest.raises(ValueError, match=words):
         TrainConfig(**options)
+
+
+def test_recall_is_measured_apart_from_the_text(tiny):
+    config = replace(tiny, context=24, recall=RecallTask(facts=2, distance=8))
+    result = train(config)
+    assert len(result.recall_loss) == len(result.recall_accuracy) == len(result.at) == 2
+    assert result.final_loss < math.log(256) - 1
+    assert not train(replace(tiny, steps=2)).recall_loss
+    diverged = train(replace(config, lr=math.inf, steps=2))
+    assert (diverged.recall_loss[-1], diverged.recall_accuracy[-1]) == (math.inf, 0.0)
+
+
+def test_recall_losses_are_means_over_their_own_tokens_alone():
+    model = Decoder(MODEL, seed=2)
+    planted = RecallTask(facts=2, distance=8).evaluation(torch.arange(99, dtype=torch.uint8), 5, 20)
+    found = recall_losses(model, planted, batch_size=2)
+    logp = model(planted[0]).log_softmax(-1)
+    text, recall = [], []
+    for row, (targets, kinds) in enumerate(zip(*planted[1:], strict=True)):
+        for place, (target, kind) in enumerate(zip(targets, kinds, strict=True)):
+            where = recall if kind == 2 else text if kind == 0 else []
+            where.append((-logp[row, place, target].item(), (logp[row, place].argmax() == target).item()))
+    assert found["loss"] == pytest.approx(sum(loss for loss, _ in text) / len(text), rel=1e-5)
+    assert found["recall_loss"] == pytest.approx(sum(loss for loss, _ in recall) / len(recall), rel=1e-5)
+    assert found["recall_accuracy"] == pytest.approx(sum(hit for _, hit in recall) / len(recall))
