@@ -86,5 +86,23 @@ def implementation(x: Tensor) -> str:
     return "triton" if new_enough else "torch"
 
 
+def attention_implementation(x: Tensor) -> str:
+    """``"triton"`` or ``"torch"``: what computes attention, or a recurrence in its place, over ``x`` now.
+
+    As :func:`implementation`, but ``"auto"`` takes Triton for any such tensor on a GPU, float32 too and
+    whatever its size: what torch would do instead fills memory with scores, or launches a kernel a step.
+    """
+    import torch
+
+    if _choice == "torch" or x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return "torch"
+    if _choice == "triton":
+        return "triton"
+    if x.device.type != "cuda" or not _installed():
+        return "torch"
+    new_enough = torch.version.hip is not None or torch.cuda.get_device_capability(x.device) >= (8, 0)
+    return "triton" if new_enough else "torch"
+
+
 def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None

@@ -1,12 +1,13 @@
-"""One short session on a machine with a GPU: the kernels' tests on the card, then kernels beside cuBLAS.
+"""One short session on a machine with a GPU: the kernels' tests on the card, then kernels beside cuBLAS and SDPA.
 
     python tests/benchmarks/gpu_session.py FOLDER             # some minutes, on a GPU
     python tests/benchmarks/gpu_session.py FOLDER --dry-run   # the same steps, tiny, on a CPU
 
-It writes FOLDER/newton_schulz_gpu.csv, every row with the card, the date and the versions that made it, and
-FOLDER/tests.txt. From the rows follow the crossover (``dslib.kernels.CROSSOVER``) and the tile
-(``dslib.kernels.symmetric.tile_for``); to ship them, copy the table to ``data/measurements/``. A dry run's
-file is named ``dry_run.csv``: its numbers are the interpreter's, and mean nothing.
+It writes FOLDER/newton_schulz_gpu.csv and FOLDER/attention_gpu.csv, every row with the card, the date and the
+versions that made it, and FOLDER/tests.txt. From the rows of the first follow the crossover
+(``dslib.kernels.CROSSOVER``) and the tile (``dslib.kernels.symmetric.tile_for``); to ship them, copy the tables to
+``data/measurements/``. A dry run's files are named ``dry_run.csv`` and ``dry_run_attention.csv``: their numbers are
+the interpreter's, and mean nothing.
 """
 
 from __future__ import annotations
@@ -48,20 +49,24 @@ def session(
         raise SystemExit("there is no GPU here; --dry-run tries the steps on a CPU")
     folder.mkdir(parents=True, exist_ok=True)
     _run_tests(folder / "tests.txt", dry_run)
-    rows: list[dict] = []
-    try:
-        for row in _rows(dry_run):
-            rows.append(row)
-            print(
-                f"{row['task']:12} {row['size']:>6}  {row['way']:50} {row['median_ms']:9.3f} ms", flush=True
-            )
-    finally:
-        if rows:  # an interrupted session keeps what it has
-            _write(folder / ("dry_run.csv" if dry_run else "newton_schulz_gpu.csv"), rows, dry_run)
+    names = ("dry_run", "dry_run_attention") if dry_run else ("newton_schulz_gpu", "attention_gpu")
+    for name, measured in zip(names, (_rows, _attention_rows), strict=True):
+        rows: list[dict] = []
+        try:
+            for row in measured(dry_run):
+                rows.append(row)
+                figures = f"{row['size']:>6}  {row['way']:50} {row['median_ms']:9.3f} ms"
+                print(f"{row['task']:12} {figures}", flush=True)
+        finally:
+            if rows:  # an interrupted session keeps what it has
+                _write(folder / f"{name}.csv", rows, dry_run)
 
 
 def _run_tests(report: Path, dry_run: bool) -> None:
-    cases = ["tests/kernels/test_symmetric.py"] + (["-k", "xxt and shape4"] if dry_run else [])
+    # In the dry run one case a kernel: test_interpreter.py runs them all.
+    names = ["symmetric", "sliding_window", "block_sparse", "sparse_mqa", "indexer"]
+    cases = [f"tests/kernels/test_{name}.py" for name in names]
+    cases += ["-k", "(xxt and shape4) or (one and position)"] if dry_run else []
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *cases]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     report.write_text(ran.stdout + ran.stderr, encoding="utf-8")
@@ -84,6 +89,17 @@ def _rows(dry_run: bool):
     yield from benchmark.measure(device, dtype, sizes, **few)
     for size in sizes if dry_run else (2048, 4096, 8192):
         yield from _each_tile(benchmark, device, dtype, size, [Tile(*tile) for tile in tiles], few)
+
+
+def _attention_rows(dry_run: bool):
+    import torch
+
+    from dslib.suite.benchmarks import attention_kernels as benchmark
+
+    if dry_run:
+        yield from benchmark.measure("cpu", torch.float32, (5,), benchmark.SMALL, repeats=1)
+    else:
+        yield from benchmark.measure("cuda", torch.bfloat16)
 
 
 def _each_tile(benchmark, device, dtype, size, tiles, few):

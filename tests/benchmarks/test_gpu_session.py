@@ -25,8 +25,12 @@ def test_dry_run_writes_rows_with_what_made_them(tmp_path):
     assert set(rows["task"]) == {"XXᵀ", "bA + cA²", "NS5 plain", "NS5 gram", "XXᵀ by tile"}
     assert (rows["error"] < 1e-3).all()
     assert rows["command"].str.contains("--dry-run").all()
+    attention = pandas.read_csv(tmp_path / "out" / "dry_run_attention.csv", keep_default_na=False)
+    assert set(attention["way"]) == {"dense", "torch", "triton"}
+    assert {"window", "chosen blocks, gradients", "chosen entries, gradients"} <= set(attention["task"])
+    assert (attention.loc[attention["way"] == "triton", "error"].astype(float) < 1e-5).all()
     assert "passed" in (tmp_path / "out" / "tests.txt").read_text()
-    assert not (tmp_path / "out" / "newton_schulz_gpu.csv").exists()
+    assert not list((tmp_path / "out").glob("*gpu.csv"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -130,3 +130,27 @@ except RuntimeError as error:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert "not installed" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("stub", "choice", "taken"),
+    [
+        ({}, "auto", "triton"),
+        ({"rows": 1}, "auto", "triton"),
+        ({"dtype": torch.float32}, "auto", "triton"),
+        ({"dtype": torch.float64}, "triton", "torch"),
+        ({"device": "cpu"}, "auto", "torch"),
+        ({"device": "cpu"}, "triton", "triton"),
+        ({}, "torch", "torch"),
+    ],
+)
+def test_attention_takes_triton_for_every_dtype_it_holds_and_any_size(
+    installed, monkeypatch, stub, choice, taken
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with kernels.use(choice):
+        assert kernels.attention_implementation(Stub(**stub)) == taken
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.version, "hip", None)
+    with kernels.use("auto"):
+        assert kernels.attention_implementation(Stub(**stub)) == "torch"
