@@ -27,3 +27,14 @@ def apply_rotary(x: Tensor, angles: Tensor) -> Tensor:
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def apply_rotary_interleaved(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn the pair (x[2i], x[2i + 1]) of each position by its angle: the layout of the paper, of
+    DeepSeek's latent attention — not of its indexer, which takes :func:`apply_rotary`'s.
+
+    Arguments and result as in :func:`apply_rotary`.
+    """
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)

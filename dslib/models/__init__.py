@@ -3,6 +3,8 @@
 from dslib.models.decoder import Decoder, DecoderConfig, KVCache, SelfAttention
 from dslib.models.generation import filter_logits, generate
 from dslib.models.moe import MoE, MoEConfig
+from dslib.models.rwkv import RWKV7, RWKVConfig
+from dslib.models.sparse import NSA, MoBA, MoBAConfig, NSAConfig, SlidingWindow, SlidingWindowConfig
 from dslib.models.tokenizer import BPETokenizer, ByteTokenizer
 from dslib.models.training import (
     TrainConfig,
@@ -15,14 +17,22 @@ from dslib.models.training import (
 )
 
 __all__ = [
+    "NSA",
+    "RWKV7",
     "BPETokenizer",
     "ByteTokenizer",
     "Decoder",
     "DecoderConfig",
     "KVCache",
+    "MoBA",
+    "MoBAConfig",
     "MoE",
     "MoEConfig",
+    "NSAConfig",
+    "RWKVConfig",
     "SelfAttention",
+    "SlidingWindow",
+    "SlidingWindowConfig",
     "TrainConfig",
     "TrainResult",
     "filter_logits",

@@ -19,6 +19,7 @@ from dslib.suite.claims import nearest
 BENCHMARKS = {
     "muon": "dslib.suite.benchmarks.muon:main",
     "newton_schulz": "dslib.suite.benchmarks.newton_schulz:main",
+    "sparse_attention": "dslib.suite.benchmarks.sparse_attention:main",
 }
 
 
