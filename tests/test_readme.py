@@ -10,10 +10,12 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_example_of_the_library_runs_and_learns(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    exec(example, {})
+def test_examples_of_the_library_run_and_the_first_learns(capsys):
+    first, second = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(first, {})
     assert float(capsys.readouterr().out.split()[-1]) < 2.5  # from ln 64 = 4.16
+    exec(second, {})
+    assert "[1, 16, 8, 64]" in capsys.readouterr().out
 
 
 def test_every_claim_is_on_the_scoreboard():

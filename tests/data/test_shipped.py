@@ -99,3 +99,20 @@ def test_every_matrix_of_smollm2_was_measured():
     assert rows.groupby("layer").size().unique().tolist() == [7]
     assert rows.svd_entropy.between(0, 1).all()
     assert (rows.stable_rank <= rows.effective_rank).all()
+
+
+def test_shipped_sparse_attention_has_every_arm_of_every_seed_and_equal_lengths():
+    from dslib.models import dsa_study
+
+    rows = measurements.read("dsa")
+    names = {dsa_study.DENSE, dsa_study.WARMED, *dsa_study.ARMS}
+    for _, part in rows.groupby(["ratio", "seed"]):
+        assert sorted(part.arm) == sorted(names)
+        arms = part[part.arm.isin(dsa_study.ARMS)]
+        assert arms.groupby(["steps", "lr", "context", "top_k"]).ngroups == 1
+        before, warmed = (
+            part[part.arm == name].text_loss.item() for name in (dsa_study.DENSE, dsa_study.WARMED)
+        )
+        assert before == warmed  # nothing but the indexer was trained
+    assert rows.groupby("ratio").seed.nunique().ge(8).all()
+    assert (rows.context // rows.top_k == rows.ratio).all()
