@@ -14,7 +14,14 @@ def test_table_has_all_ways_and_parts_with_their_goals(monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "REPEATS", 1)
     benchmark.main()
     printed = capsys.readouterr().out
-    for part in ("dense", "one product", "part: scores", "part: selection", "part: attention", "masked dense"):
+    for part in (
+        "dense",
+        "one product",
+        "part: scores",
+        "part: selection",
+        "part: attention",
+        "masked dense",
+    ):
         assert part in printed
     assert "≤ 0.0 missed" in printed
     assert "≤ 1000000000.0 reached" in printed
