@@ -45,7 +45,7 @@ def test_decoding_with_a_cache_equals_one_pass(config, pieces):
 @pytest.mark.parametrize("config", VARIANTS[:2])
 def test_cache_grows_in_place_without_gradients_and_goes_on_from_either(config):
     model, x = Decoder(config).double(), tokens(time=14)
-    cache, pieces = KVCache(), x.split((3, 1, 2, 1, 6, 1), dim=1)
+    cache, pieces = KVCache(), x.split((3, 1, 2, 1, 1, 6), dim=1)
     logits = [model(pieces[0], cache=cache)]
     with torch.no_grad():
         logits += [model(part, cache=cache) for part in pieces[1:4]]
