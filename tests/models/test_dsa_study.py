@@ -57,6 +57,13 @@ def test_longer_context_is_trained_after_the_short_one():
     assert LONG.configuration(study.DENSE).seed not in (BASE.seed, LONG.configuration("dense").seed)
 
 
+def test_longer_context_goes_on_from_the_short_one(trained):
+    (long,) = study.run_many([study.Run(LONG, study.DENSE)])
+    assert long.result.config.context == 40
+    assert set(long.weights) == set(trained[study.DENSE].weights)
+    assert not torch.equal(long.weights["lm_head.weight"], trained[study.DENSE].weights["lm_head.weight"])
+
+
 def test_warm_up_moves_the_indexer_alone(trained):
     before, after = trained[study.DENSE].weights, trained[study.WARMED].weights
     for name in before:
