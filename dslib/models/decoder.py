@@ -188,6 +188,29 @@ def _mixture(config: DecoderConfig, moe: MoEConfig) -> MoE:
     return MoE(moe, config.d_model, config.hidden, lambda size: MLP(replace(config, mlp_size=size, moe=None)))
 
 
+@torch.no_grad()
+def initialize_weights(model: nn.Module, writers: tuple[str, ...], layers: int, seed: int) -> None:
+    """Draw a model's weights from ``seed`` alone, as :class:`Decoder` describes; vectors stay as they are.
+
+    ``writers``: how the names of the maps end that write into the residual stream. What modules with a method
+    ``initialize(generator)`` set there comes last.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if weight.ndim < 2:
+            continue
+        if name.startswith(("embedding", "lm_head")):
+            deviation = 0.02
+        else:
+            deviation = weight.shape[1] ** -0.5
+            if name.endswith(writers):
+                deviation /= math.sqrt(2 * layers)
+        weight.normal_(0, deviation, generator=generator)
+    for module in model.modules():
+        if hasattr(module, "initialize"):
+            module.initialize(generator)
+
+
 class Decoder(nn.Module):
     """A decoder-only language model.
 
@@ -207,26 +230,9 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer, attention) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self._initialize(seed)
+        initialize_weights(self, ("attention.output.weight", ".down.weight"), config.layers, seed)
         if config.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
-
-    @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if weight.ndim < 2:
-                continue  # the gains of norms stay 1
-            if name.startswith(("embedding", "lm_head")):
-                deviation = 0.02
-            else:
-                deviation = weight.shape[1] ** -0.5
-                if name.endswith(("attention.output.weight", ".down.weight")):
-                    deviation /= math.sqrt(2 * self.config.layers)
-            weight.normal_(0, deviation, generator=generator)
-        for module in self.modules():
-            if hasattr(module, "initialize"):
-                module.initialize(generator)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """tokens: (batch, time) int64 → logits (batch, time, vocab_size).

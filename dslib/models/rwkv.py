@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dslib.attention import wkv7, wkv7_chunked
-from dslib.models.decoder import KVCache
+from dslib.models.decoder import KVCache, initialize_weights
 from dslib.models.moe import MoE
 
 
@@ -226,24 +226,7 @@ class RWKV7(nn.Module):
         self.blocks = nn.ModuleList(RWKVBlock(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self._initialize(seed)
-
-    @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if weight.ndim < 2:
-                continue  # gains stay 1, biases are set below
-            if name.startswith(("embedding", "lm_head")):
-                deviation = 0.02
-            else:
-                deviation = weight.shape[1] ** -0.5
-                if name.endswith(("attention.output.weight", "mlp.down.weight")):
-                    deviation /= math.sqrt(2 * self.config.layers)
-            weight.normal_(0, deviation, generator=generator)
-        for module in self.modules():
-            if hasattr(module, "initialize"):
-                module.initialize(generator)
+        initialize_weights(self, ("attention.output.weight", "mlp.down.weight"), config.layers, seed)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """tokens: (batch, time) int64 → logits (batch, time, vocab_size).

@@ -38,6 +38,24 @@ def test_scores_are_equation_1(monkeypatch, tile):
     torch.testing.assert_close(indexer_scores(q, k, w), expected)
 
 
+def test_neither_the_weights_nor_the_relu_can_be_left_out_without_selecting_other_keys():
+    q, k, w = indexer_inputs(batch=4, time=32, keys=32, heads=4, dim=8)
+    exact = select_topk(indexer_scores(q, k, w.abs()), 4)[:, 4:].sort(-1).values
+    products = torch.einsum("bthd,bsd->bths", q, k)
+    for other in (products.relu().sum(2), (w.abs().unsqueeze(-1) * products).sum(2)):
+        changed = (select_topk(other, 4)[:, 4:].sort(-1).values != exact).any(-1)
+        assert changed.double().mean() > 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_short_floats_give_what_their_rounded_inputs_give(dtype):
+    q, kv = random(1, 2, 5, 8).to(dtype), random(1, 9, 8, seed=1).to(dtype)
+    indices = select_topk(random(1, 5, 9, seed=2).to(dtype), 3, 4)
+    out = sparse_attention(q, kv, indices, 6)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), dense(q.double(), kv.double(), indices, 6), rtol=0.03, atol=0.03)
+
+
 def by_hand(scores, k, causal_offset):
     rows = []
     for batch in scores.tolist():
