@@ -156,13 +156,14 @@ class MLA(nn.Module):
         if mask is None:
             mask = causal_mask(q.shape[-2], entries.shape[-2], q.device)
         if mode == "mha":
-            k, v = self.expand(entries)
-        else:
-            q = self.absorb(q)
-            k = entries.unsqueeze(1)
-            v = k[..., : self.config.kv_rank]
-        values = masked_attention(q, k, v, mask, self.config.scale)
-        return values if mode == "mha" else self.unabsorb(values)
+            return masked_attention(q, *self.expand(entries), mask, self.config.scale)
+        # All heads look at the same entries: they are more queries of one head, and nothing is copied.
+        shape = q.shape[:3]
+        mask = mask.expand(*shape, entries.shape[-2]).flatten(1, 2).unsqueeze(1)
+        k = entries.unsqueeze(1)
+        q = self.absorb(q).flatten(1, 2).unsqueeze(1)
+        latent = masked_attention(q, k, k[..., : self.config.kv_rank], mask, self.config.scale)
+        return self.unabsorb(latent.squeeze(1).unflatten(1, shape[1:]))
 
     def forward(
         self, x: Tensor, cache: KVCache | None = None, offset: int = 0, mode: str | None = None
