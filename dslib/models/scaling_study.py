@@ -7,8 +7,10 @@ Muon pays for its iterations in bytes that it does not see.
 At each budget and for each optimizer the width, the batch size and two learning rates are searched in turns.
 Round 1 goes in factors of two from the best settings of the budget below; round 2 goes on, with half steps
 for the learning rates, until no axis moves any more. The optimum is then bracketed on every axis, with all
-others at their best values. Momentum is not searched: ``MOMENTUM``, as Muon's μ and as AdamW's β₁, was the
-best for both optimizers in notebook 01.
+others at their best values. A search along axes can end in a side valley, so one with two learning rates is
+made again from the best settings with one rate at the same budget, and the better end counts: no optimizer
+with two rates, Muon included, ends worse than where one rate stood. Momentum is not searched: ``MOMENTUM``,
+as Muon's μ and as AdamW's β₁, was the best for both optimizers in notebook 01.
 """
 
 from __future__ import annotations
@@ -33,8 +35,7 @@ LAYERS = 2
 CONTEXT = 64
 MOMENTUM = 0.8
 
-#: Seeds of searches stand apart from the seeds of the runs that are compared. The two largest budgets, two
-#: thirds of all the cost, are searched on the first one alone.
+#: Seeds of searches stand apart from the seeds of the runs that are compared.
 SEARCH_SEEDS = (1000, 1001)
 _MOST_PASSES = 12
 
@@ -62,11 +63,13 @@ class Arm:
     momentum: float = MOMENTUM
 
 
+ONE_RATE = "AdamW, one rate"
+
 ARMS = {
     "AdamW": Arm("adamw", "AdamW", Settings(8, 8, 2**-5, 2**-2.5)),
     "Muon": Arm("muon", "Muon", Settings(8, 8, 2**-4, 2**-3)),
-    "AdamW, one rate": Arm("adamw", "AdamW, one rate", Settings(8, 8, 2**-5, None)),
-    "Muon, one rate reused": Arm("muon", "AdamW, one rate", momentum=0.95),
+    ONE_RATE: Arm("adamw", ONE_RATE, Settings(6, 8, 2**-5, None)),
+    "Muon, one rate reused": Arm("muon", ONE_RATE, momentum=0.95),
 }
 
 
@@ -157,20 +160,21 @@ def search(
     base: TrainConfig,
     arm: Arm,
     budget: float,
-    start: Settings,
+    starts: Sequence[Settings],
     axes: Sequence[str] = AXES,
     seeds: Sequence[int] = SEARCH_SEEDS,
     run: Run = train_many,
 ) -> list[TrainResult]:
     """Search the ``axes`` in two rounds until the optimum is bracketed on each; returns every run made.
 
-    Round 1 is one pass in factors of two from ``start``; round 2 repeats passes, the learning rates
-    refined by √2, until none moves. Then the widths two steps up and down the ladder complete the bowl,
-    and if one of them is better, the passes go on from there. The loss of a point is its mean over
-    ``seeds``. Raises RuntimeError when the optimum keeps moving, and ValueError when it lies at the end of
-    the ladder or asks for less than one window a step.
+    From each of the ``starts``: round 1 is one pass in factors of two; round 2 repeats passes, the learning
+    rates refined by √2, until none moves. Then the widths two steps up and down the ladder complete the bowl,
+    and if one of them is better, the passes go on from there. What was tried is not tried again, and the best
+    of all ends is the best point of all. The loss of a point is its mean over ``seeds``. Raises RuntimeError
+    when the optimum keeps moving, and ValueError when it lies at the end of the ladder or asks for less than
+    one window a step.
     """
-    axes = [axis for axis in axes if axis != "rest_lr" or start.rest_lr is not None]
+    axes = [axis for axis in axes if axis != "rest_lr" or starts[0].rest_lr is not None]
     runs: dict[Settings, list[TrainResult]] = {}
 
     def losses(points: Sequence[Settings]) -> list[float]:
@@ -192,20 +196,24 @@ def search(
         )
         return _moved(best, axis, best_bracketed(found))
 
-    best = start
-    for axis in axes:
-        best = bracketed(best, axis, refine=False)
-    for _ in range(_MOST_PASSES):
-        before = best
+    def descend(best: Settings) -> None:
         for axis in axes:
-            best = bracketed(best, axis, refine=True)
-        if best == before and "width" in axes:
-            place = WIDTHS.index(best.width)
-            bowl = [replace(best, width=width) for width in WIDTHS[max(0, place - 2) : place + 3]]
-            best = min(zip(losses(bowl), bowl, strict=True), key=lambda pair: pair[0])[1]
-        if best == before:
-            return [result for results in runs.values() for result in results]
-    raise RuntimeError(f"the best settings still move after {_MOST_PASSES} passes: {before} → {best}")
+            best = bracketed(best, axis, refine=False)
+        for _ in range(_MOST_PASSES):
+            before = best
+            for axis in axes:
+                best = bracketed(best, axis, refine=True)
+            if best == before and "width" in axes:
+                place = WIDTHS.index(best.width)
+                bowl = [replace(best, width=width) for width in WIDTHS[max(0, place - 2) : place + 3]]
+                best = min(zip(losses(bowl), bowl, strict=True), key=lambda pair: pair[0])[1]
+            if best == before:
+                return
+        raise RuntimeError(f"the best settings still move after {_MOST_PASSES} passes: {before} → {best}")
+
+    for start in starts:
+        descend(start)
+    return [result for results in runs.values() for result in results]
 
 
 def best_settings(searched: pandas.DataFrame) -> Settings:
@@ -253,21 +261,27 @@ def search_budgets(
 ) -> list[dict[str, Any]]:
     """The searches of all :data:`ARMS` that are searched, one row a run, kind="search".
 
-    Each budget starts from the best settings of the one below; AdamW with one learning rate starts from
-    the settings of AdamW with two.
+    At each budget one rate is searched first. Every search starts from its own best settings at the budget
+    below, and one with two rates also from the best with one.
     """
     found: list[dict[str, Any]] = []
     best: dict[str, Settings] = {}
+    order = sorted(
+        (name for name, arm in ARMS.items() if arm.settings_of == name),
+        key=lambda name: ARMS[name].start.rest_lr is not None,
+    )
     for budget in sorted(budgets):
-        seeds = search_seeds[:1] if budget in sorted(budgets)[-2:] else search_seeds
-        for name, arm in ARMS.items():
-            if arm.settings_of != name:
-                continue
-            start = wider(best[name]) if name in best else arm.start
-            if name == "AdamW, one rate":
-                start = replace(best["AdamW"], rest_lr=None, lr=start.lr)
+        for name in order:
+            arm = ARMS[name]
+            starts = [wider(best[name]) if name in best else arm.start]
+            if arm.start.rest_lr is not None:
+                one_rate = best[ONE_RATE]
+                starts.append(replace(one_rate, rest_lr=one_rate.lr))
             table = rows(
-                search(base, arm, budget, start, axes, seeds, run), kind="search", arm=name, budget=budget
+                search(base, arm, budget, starts, axes, search_seeds, run),
+                kind="search",
+                arm=name,
+                budget=budget,
             )
             best[name] = best_settings(_frame(table))
             found += table

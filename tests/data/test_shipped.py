@@ -116,3 +116,20 @@ def test_shipped_sparse_attention_has_every_arm_of_every_seed_and_equal_lengths(
         assert before == warmed  # nothing but the indexer was trained
     assert rows.groupby("ratio").seed.nunique().ge(8).all()
     assert (rows.context // rows.top_k == rows.ratio).all()
+
+
+def test_shipped_scaling_is_bracketed_searched_on_seeds_of_its_own_and_two_rates_are_no_worse_than_one():
+    from dslib.models import scaling_study as study
+
+    rows = measurements.read("scaling")
+    searched, finals = rows[rows.kind == "search"], rows[rows.kind == "final"]
+    assert not set(searched.seed) & set(finals.seed)
+    best = {key: study.best_settings(part) for key, part in searched.groupby(["arm", "budget"])}
+    for (arm, budget), part in finals.groupby(["arm", "budget"]):
+        settings = best[study.ARMS[arm].settings_of, budget]
+        assert set(part.width) == {settings.width}
+        assert set(part.lr) == {settings.lr}
+        assert part.seed.nunique() == 8
+    for _, part in searched.groupby("budget"):
+        means = part.groupby(["arm", *study.AXES]).final_loss.mean().groupby("arm").min()
+        assert means["AdamW"] <= means[study.ONE_RATE]
