@@ -200,10 +200,13 @@ def text_rows(base: TrainConfig, seeds: Iterable[int], run: Run) -> list[dict]:
     return table
 
 
-def row(found: Lengths | Recalled, **labels: Any) -> dict[str, Any]:
-    """One flat row a run: ``labels``, its settings, what it measured at its end. ``facts`` and
-    ``recall_accuracy`` are 0 for text, ``loss_short`` and ``loss_long`` for recall."""
-    config, is_text = found.config, isinstance(found, Lengths)
+def row(found: Lengths | Recalled | Tracked, **labels: Any) -> dict[str, Any]:
+    """One flat row a run: ``labels``, its settings, what it measured at its end, and 0 for what is not of its
+    kind. ``accuracy_trained`` and ``accuracy_longer`` are those of tracking over the first stretch of training
+    length and over the last of :data:`LONGER`; the ``final_loss`` of tracking is :attr:`Tracked.loss`."""
+    config = found.config
+    is_text, is_recall = isinstance(found, Lengths), isinstance(found, Recalled)
+    is_tracking = isinstance(found, Tracked)
     return {
         **labels,
         "model": f"{config.model.d_model} × {config.model.layers}",
@@ -214,11 +217,14 @@ def row(found: Lengths | Recalled, **labels: Any) -> dict[str, Any]:
         "lr": config.lr,
         "rest_lr": config.lr if config.rest_lr is None else config.rest_lr,
         "seed": config.seed,
-        "facts": 0 if is_text else config.recall.facts,
+        "facts": config.recall.facts if is_recall else 0,
+        "objects": config.objects if is_tracking else 0,
         "final_loss": found.loss,
         "loss_short": found.loss_short if is_text else 0.0,
         "loss_long": found.loss_long if is_text else 0.0,
-        "recall_accuracy": 0.0 if is_text else found.accuracy,
+        "recall_accuracy": found.accuracy if is_recall else 0.0,
+        "accuracy_trained": found.accuracy(1) if is_tracking else 0.0,
+        "accuracy_longer": found.accuracy(LONGER) if is_tracking else 0.0,
     }
 
 
@@ -291,7 +297,7 @@ def recall(config: TrainConfig) -> Recalled:
     history = _fit(model, config, lambda: losses(model, batch(config.batch_size, generator))[0])
     with torch.no_grad():
         loss, hits = losses(model, batch(256, torch.Generator().manual_seed(5_000_011)))
-    return Recalled(config, history, loss.item(), hits.double().mean().item())
+    return Recalled(config, history, _finite(loss.item()), hits.double().mean().item())
 
 
 def recall_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[Recalled]:
@@ -304,6 +310,11 @@ def _recall(config: TrainConfig, corpus: str) -> Recalled:
     return recall(config)
 
 
+def _finite(loss: float) -> float:
+    """inf for a loss that is no number: a diverged run is a bad one to a search, and fits into a table."""
+    return loss if math.isfinite(loss) else math.inf
+
+
 def _fit(model: torch.nn.Module, config: TrainConfig, loss_of_batch: Callable[[], Tensor]) -> list[float]:
     """Train on whatever ``loss_of_batch`` says, with the optimizers and the schedule of ``config``."""
     optimizers = make_optimizers(model, config)
@@ -314,7 +325,7 @@ def _fit(model: torch.nn.Module, config: TrainConfig, loss_of_batch: Callable[[]
             group["lr"] = peak * learning_rate_factor(step, config)
         loss = loss_of_batch()
         loss.backward()
-        history.append(loss.item())
+        history.append(_finite(loss.item()))
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -337,6 +348,12 @@ class Tracked:
     config: TrackingConfig
     train_loss: list[float]
     accuracy_at: list[float]
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss of the last tenth of the steps."""
+        last = self.train_loss[-max(1, self.config.steps // 10) :]
+        return math.fsum(last) / len(last)
 
     def accuracy(self, number: int) -> float:
         """Mean accuracy over the ``number``-th stretch of training length, 1 to :data:`LONGER`."""
@@ -376,3 +393,36 @@ def track_many(configs: Iterable[TrackingConfig], jobs: int = 1) -> Iterator[Tra
 @cached
 def _track(config: TrackingConfig, corpus: str) -> Tracked:
     return track(config)
+
+
+def tracking_arms(decoder: DecoderConfig, head_size: int = 8, rank: int = 4) -> dict[str, Any]:
+    """The models that are compared on tracking: attention, and RWKV-7 of its width and depth with learning rates
+    up to 1, as released, and up to 2; those two are smaller than the decoder, which has the larger MLP."""
+    ours = RWKVConfig(
+        decoder.vocab_size,
+        decoder.d_model,
+        decoder.layers,
+        head_size=head_size,
+        rank=rank,
+        mlp_size=decoder.d_model,
+    )
+    return {"attention": decoder, "RWKV-7, η < 1": ours, "RWKV-7, η < 2": replace(ours, rate_range=2.0)}
+
+
+def tracking_rows(
+    base: TrackingConfig, rates: Sequence[float], objects: Sequence[int], seeds: Iterable[int], run: Run
+) -> list[dict]:
+    """State tracking: for every arm and number of objects the learning rate of ``rates`` that is best *beyond*
+    the training length on a seed of its own, then the runs on ``seeds``. ``run`` is as :func:`track_many`."""
+    table, seeds = [], list(seeds)
+    for count in objects:
+        elements = StateTracking(count).elements
+        for name, model in tracking_arms(replace(base.model, vocab_size=elements)).items():
+            config = replace(base, model=model, objects=count)
+            tried = [replace(config, lr=lr, rest_lr=lr, seed=SEARCH_SEEDS[0]) for lr in rates]
+            runs = list(run(tried))
+            table += [row(found, kind="tracking search", arm=name) for found in runs]
+            best = max(runs, key=lambda found: found.accuracy(LONGER)).config
+            finals = run([replace(best, seed=seed) for seed in seeds])
+            table += [row(found, kind="tracking", arm=name) for found in finals]
+    return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,19 +23,22 @@ NULLS = {"MoBA": "MoBA, random blocks", "NSA": "NSA, random blocks"}
 
 @dataclass(frozen=True)
 class SparseConfig(TrainConfig):
-    """A run, and ``switch``: another model of the same weights, as which the trained one is evaluated too.
+    """A run, and ``switch``: another model of the same weights, as which the trained one is evaluated too;
+    ``null_switch`` is one more, to compare with.
 
     ``answers`` planted windows are asked at the end, none of which the run's own evaluations use."""
 
     switch: DecoderConfig | None = None
+    null_switch: DecoderConfig | None = None
     answers: int = 256
 
 
 @dataclass(frozen=True)
 class SparseRun:
     """What a run measured: at the steps ``at``, the loss of the text (nats a token); at the end, for each
-    question its ``distance`` from the fact in tokens and whether the answer was ``right``, (questions,). The same
-    three of the ``switch``\\ ed model, ``None`` where there is none. ``flops`` counts all steps."""
+    question its ``distance`` from the fact in tokens, whether the answer was ``right``, (questions,), and which
+    heads had ``seen`` the fact, (questions, layers, heads). The loss and the answers when switched to another
+    model, and the answers as the ``null_switch``: ``None`` where there is none. ``flops`` counts all steps."""
 
     config: SparseConfig
     at: list[int]
@@ -42,33 +46,41 @@ class SparseRun:
     recall_accuracy: list[float]
     distance: Tensor
     right: Tensor
+    seen: Tensor
     switched_text_loss: float | None
     switched_right: Tensor | None
+    null_switched_right: Tensor | None
     flops: float
 
-    def accuracy(self, low: int, high: int, switched: bool = False) -> float:
-        """The share of right answers to questions ``low`` to ``high`` tokens (both included) after their fact."""
-        right = self.switched_right if switched else self.right
+    def accuracy(self, low: int, high: int, right: Tensor | None = None) -> float:
+        """The share of right answers to questions ``low`` to ``high`` tokens (both included) after their fact;
+        ``right`` is another model's answers, ``None`` the run's own."""
         within = (self.distance >= low) & (self.distance <= high)
-        return right[within].double().mean().item()
+        return (self.right if right is None else right)[within].double().mean().item()
+
+    def seen_share(self, low: int, high: int) -> float:
+        """The share of those questions whose fact is among the keys of the head that sees the most of them."""
+        within = (self.distance >= low) & (self.distance <= high)
+        return self.seen[within].double().mean(0).max().item()
 
 
 def arms(base: SparseConfig, window: int, moba: MoBAConfig, nsa: NSAConfig) -> dict[str, SparseConfig]:
-    """``base``, whose attention is dense, and the same run with each sparse attention; dense and MoBA are
-    also evaluated as each other. In ``"NSA, chosen by its own keys"`` the keys that choose are those that are
-    attended to, as in MoBA."""
+    """``base``, whose attention is dense, and the same run with each sparse attention. Dense and MoBA are
+    also evaluated as each other; for comparison dense as blocks by chance, and the window as dense.
+    In ``"NSA, chosen by its own keys"`` the keys that choose are those that are attended to, as in MoBA."""
     dense = base.model
+    chance = replace(moba, selection="random")
 
-    def arm(attention: Any, switch: DecoderConfig | None = None) -> SparseConfig:
-        return replace(base, model=replace(dense, attention=attention), switch=switch)
+    def arm(attention: Any, switch: Any = None, null: Any = None) -> SparseConfig:
+        return replace(base, model=replace(dense, attention=attention), switch=switch, null_switch=null)
 
     return {
-        "dense": arm(None, switch=replace(dense, attention=moba)),
-        "window": arm(SlidingWindowConfig(window)),
-        "MoBA": arm(moba, switch=dense),
+        "dense": arm(None, replace(dense, attention=moba), replace(dense, attention=chance)),
+        "window": arm(SlidingWindowConfig(window), dense),
+        "MoBA": arm(moba, dense),
         "MoBA, last layer full": arm(replace(moba, full_layers=1)),
         "NSA": arm(nsa),
-        NULLS["MoBA"]: arm(replace(moba, selection="random")),
+        NULLS["MoBA"]: arm(chance),
         NULLS["NSA"]: arm(replace(nsa, selection="random")),
         "NSA, chosen by its own keys": arm(replace(nsa, selection="own_keys")),
     }
@@ -101,13 +113,14 @@ def sparse_run(config: SparseConfig) -> SparseRun:
     text = load_corpus(config.corpus).validation
     planted = config.recall.evaluation(text, config.answers, config.context, seed=1)
     distance, right = recall_by_distance(last[0], planted)
-    switched_loss, switched_right = None, None
+    own = config.recall.evaluation(text, config.evaluation_windows, config.context)
+    switched_loss, switched_right, null_right = None, None, None
     if config.switch is not None:
-        other = config.switch.build()
-        other.load_state_dict(last[0].state_dict())
+        other = switched(last[0], config.switch)
         switched_right = recall_by_distance(other, planted)[1]
-        own = config.recall.evaluation(text, config.evaluation_windows, config.context)
         switched_loss = recall_losses(other, own)["loss"]
+    if config.null_switch is not None:
+        null_right = recall_by_distance(switched(last[0], config.null_switch), planted)[1]
     return SparseRun(
         config=config,
         at=result.at,
@@ -115,8 +128,10 @@ def sparse_run(config: SparseConfig) -> SparseRun:
         recall_accuracy=result.recall_accuracy,
         distance=distance,
         right=right,
+        seen=facts_seen(last[0], planted),
         switched_text_loss=switched_loss,
         switched_right=switched_right,
+        null_switched_right=null_right,
         flops=result.flops,
     )
 
@@ -131,10 +146,47 @@ def recall_by_distance(
     inputs, targets, kinds = planted
     likeliest = torch.cat([model(part).argmax(-1) for part in inputs.split(batch_size)])
     asked = kinds == RECALL
-    # The answer's symbol stands once before its question: there is one fact of each kind.
-    fact = (inputs.unsqueeze(1) == targets.unsqueeze(2)).int().argmax(-1)
-    distance = torch.arange(inputs.shape[1]) - fact
+    distance = torch.arange(inputs.shape[1]) - _facts(inputs, targets)
     return distance[asked], (likeliest == targets)[asked]
+
+
+@torch.no_grad()
+def facts_seen(model: Decoder, planted: tuple[Tensor, Tensor, Tensor], batch_size: int = 32) -> Tensor:
+    """Of every question of ``planted``, in the order of :func:`recall_by_distance`: whether its fact is among the
+    keys that a head may attend to, (questions, layers, heads) bool. In NSA these are the selected branch's."""
+    layers: list[list[Tensor]] = [[] for _ in model.blocks]
+    batch: list[Tensor] = []  # where the facts of the batch stand that the hooks are looking at
+
+    def look(layer: int, x: Tensor) -> None:
+        visible = model.blocks[layer].attention.logits(x) > -math.inf
+        fact = batch[0][:, None, :, None].expand(-1, visible.shape[1], -1, -1)
+        layers[layer].append(visible.gather(-1, fact).squeeze(-1).transpose(1, 2))
+
+    hooks = [
+        block.attention.register_forward_pre_hook(lambda _, given, layer=layer: look(layer, given[0]))
+        for layer, block in enumerate(model.blocks)
+    ]
+    try:
+        for inputs, targets in zip(*(part.split(batch_size) for part in planted[:2]), strict=True):
+            batch[:] = [_facts(inputs, targets)]
+            model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack([torch.cat(parts) for parts in layers], dim=2)[planted[2] == RECALL]
+
+
+def switched(model: Decoder, config: DecoderConfig) -> Decoder:
+    """The model of ``config`` with the weights of ``model``, which must have the same ones."""
+    other = config.build()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def _facts(inputs: Tensor, targets: Tensor) -> Tensor:
+    """Where in ``inputs`` each target stands first, (windows, time): for an answer, its fact, since there is one
+    fact of each kind and the answer's symbol does not stand before its question again."""
+    return (inputs.unsqueeze(1) == targets.unsqueeze(2)).int().argmax(-1)
 
 
 def reach(layers: int, window: int) -> int:
@@ -150,11 +202,12 @@ def bins(context: int, width: int) -> list[tuple[int, int]]:
 def row(run: SparseRun, window: int, width: int = 8, **labels: Any) -> dict[str, Any]:
     """One row a run: ``labels``, the settings, ``flops``, the loss of the text, the accuracy of ``near`` questions
     (up to window − 1 tokens after the fact) and ``far`` ones (past the reach of that window in all layers), and
-    the accuracy of each range of distances, ``"recall 1-8"`` and so on. ``switched_loss`` and ``switched_far`` are
-    those of the model evaluated as another; where there is none, the run's own."""
+    the accuracy of each range of distances, ``"recall 1-8"`` and so on. ``far_seen`` is the share of far questions
+    whose fact the best head of all may attend to. ``switched_loss``, ``switched_far`` and ``null_switched_far``
+    are those of the model evaluated as another; where there is none, the run's own."""
     config = run.config
     far = reach(config.model.layers, window) + 1, config.context
-    is_switched = run.switched_right is not None
+    switched_loss = run.switched_text_loss
     return {
         **labels,
         "steps": config.steps,
@@ -165,8 +218,10 @@ def row(run: SparseRun, window: int, width: int = 8, **labels: Any) -> dict[str,
         "text_loss": run.text_loss[-1],
         "near": run.accuracy(1, window - 1),
         "far": run.accuracy(*far),
-        "switched_loss": run.switched_text_loss if is_switched else run.text_loss[-1],
-        "switched_far": run.accuracy(*far, switched=is_switched),
+        "switched_loss": run.text_loss[-1] if switched_loss is None else switched_loss,
+        "switched_far": run.accuracy(*far, run.switched_right),
+        "null_switched_far": run.accuracy(*far, run.null_switched_right),
+        "far_seen": run.seen_share(*far),
         **{f"recall {low}-{high}": run.accuracy(low, high) for low, high in bins(config.context, width)},
     }
 

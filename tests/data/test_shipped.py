@@ -133,3 +133,21 @@ def test_shipped_scaling_is_bracketed_searched_on_seeds_of_its_own_and_two_rates
     for _, part in searched.groupby("budget"):
         means = part.groupby(["arm", *study.AXES]).final_loss.mean().groupby("arm").min()
         assert means["AdamW"] <= means[study.ONE_RATE]
+
+
+def test_shipped_sparse_arms_share_their_seeds_and_rates():
+    rows = measurements.read("sparse_attention")
+    assert rows.groupby("arm").seed.apply(tuple).nunique() == 1
+    assert rows.seed.nunique() == 8
+    assert rows.groupby(["steps", "context", "lr", "rest_lr"]).ngroups == 1
+    assert not rows.duplicated(["arm", "seed"]).any()
+    assert (rows[rows.arm == "window"].far_seen == 0).all()  # far is what it cannot see
+
+
+def test_shipped_rwkv_was_searched_on_seeds_of_its_own_and_has_eight_seeds_an_arm():
+    rows = measurements.read("rwkv")
+    searched = rows.kind.str.endswith("search")
+    assert not set(rows[searched].seed) & set(rows[~searched].seed)
+    for _, part in rows[~searched].groupby(["kind", "arm", "facts", "objects"]):
+        assert sorted(part.seed) == list(range(8))
+        assert part.groupby(["lr", "rest_lr"]).ngroups == 1

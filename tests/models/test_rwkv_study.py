@@ -144,3 +144,40 @@ def test_tracking_learns_what_one_token_decides_and_tests_longer_words():
     assert found.accuracy(4) == pytest.approx(math.fsum(found.accuracy_at[18:]) / 6)
     with pytest.raises(ValueError, match="vocab_size=2 is less than the 6"):
         study.track(replace(config, objects=3))
+
+
+def test_tracking_table_takes_the_rate_that_is_best_beyond_the_training_length():
+    def run(configs):
+        for config in configs:
+            far = 0.9 if config.lr == 0.02 else 0.5
+            yield study.Tracked(config, [2.0] * 9 + [1.0], [1.0] * 6 + [0.7] * 12 + [far] * 6)
+
+    decoder = DecoderConfig(d_model=16, layers=1, heads=2)
+    base = study.TrackingConfig(decoder, steps=10, context=6)
+    table = study.tracking_rows(base, (0.01, 0.02, 0.04), (2, 3), [0, 1], run)
+    finals = [row for row in table if row["kind"] == "tracking"]
+    assert len(finals) == 2 * 3 * 2
+    assert {(row["lr"], row["rest_lr"], row["final_loss"]) for row in finals} == {(0.02, 0.02, 1.0)}
+    assert finals[0]["accuracy_trained"] == pytest.approx(1)
+    assert finals[0]["accuracy_longer"] == pytest.approx(0.9)
+    assert {row["objects"] for row in finals} == {2, 3}
+    assert not {row["seed"] for row in table if row["kind"] == "tracking search"} & {0, 1}
+    text = study.row(next(bowl([replace(TINY, recall=None)])), kind="text")
+    assert set(text) | {"arm"} == set(finals[0])
+
+
+def test_tracking_arms_differ_in_the_range_of_the_rate_alone():
+    arms = study.tracking_arms(DecoderConfig(vocab_size=6, d_model=16, layers=1, heads=2))
+    below, above = arms["RWKV-7, η < 1"], arms["RWKV-7, η < 2"]
+    assert replace(below, rate_range=2.0) == above
+    assert size(below) < size(arms["attention"])
+
+
+def test_a_run_that_diverges_is_a_bad_one_and_no_nan():
+    task = RecallTask(facts=2, values=2, distance=4, first_symbol=1)
+    model = RWKVConfig(vocab_size=7, d_model=8, layers=1, head_size=4, rank=2)
+    config = replace(TINY, model=model, optimizer="adamw", context=12, recall=task, lr=1e30, rest_lr=1e30)
+    found = study.recall(config)
+    assert found.loss == math.inf
+    tracking = study.TrackingConfig(replace(model, vocab_size=2), steps=4, batch_size=2, context=6, lr=1e30)
+    assert study.track(tracking).loss == math.inf

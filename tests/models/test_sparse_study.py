@@ -59,9 +59,11 @@ def test_arms_differ_in_their_attention_alone(base):
     assert len(arms) == 8
     assert set(study.NULLS) | set(study.NULLS.values()) <= set(arms)
     for config in arms.values():
-        assert replace(config, model=replace(config.model, attention=None), switch=None) == base
+        same = {"model": replace(config.model, attention=None), "switch": None, "null_switch": None}
+        assert replace(config, **same) == base
     assert arms["dense"].switch == arms["MoBA"].model
-    assert arms["MoBA"].switch == arms["dense"].model
+    assert arms["MoBA"].switch == arms["window"].switch == arms["dense"].model
+    assert arms["dense"].null_switch == arms["MoBA, random blocks"].model
     assert arms["window"].model.attention == SlidingWindowConfig(4)
     assert arms["MoBA, last layer full"].model.attention.full_layers == 1
     assert arms["NSA, chosen by its own keys"].model.attention.selection == "own_keys"
@@ -76,7 +78,9 @@ def test_every_arm_runs_and_makes_a_row_without_gaps_in_what_is_reported(base):
         each = rows[name]
         assert run.distance.shape == (5 * TASK.facts,)
         assert each["text_loss"] == run.text_loss[-1]
-        assert (each["switched_loss"] == each["text_loss"]) == (name not in ("dense", "MoBA"))
+        switched = name in ("dense", "MoBA", "window")
+        assert (each["switched_loss"] != each["text_loss"]) == switched
+        assert (run.null_switched_right is not None) == (name == "dense")
         far = run.right[run.distance > 2 * 3].double().mean().item()
         assert each["far"] == far
     assert rows["NSA"]["flops"] != rows["dense"]["flops"] > rows["window"]["flops"]
@@ -90,6 +94,31 @@ def test_a_model_switched_to_itself_is_the_same(base):
     assert study.sparse_run(replace(base, switch=every)).switched_text_loss == pytest.approx(
         run.text_loss[-1], rel=1e-5
     )
+
+
+def test_facts_are_seen_where_the_mask_lets_them(base):
+    text = torch.arange(400, dtype=torch.uint8) % 100
+    planted = TASK.evaluation(text, 7, 24)
+    distance, _ = study.recall_by_distance(Oracle(9), planted)
+
+    def seen(attention):
+        return study.facts_seen(replace(base.model, attention=attention).build(), planted, batch_size=3)
+
+    assert seen(None).all()
+    assert torch.equal(seen(SlidingWindowConfig(6)), (distance < 6)[:, None, None].expand(-1, 2, 2))
+    for attention in (MOBA, NSA):
+        found = seen(attention)
+        assert found.shape == (7 * TASK.facts, 2, 2)
+        assert 0 < found.double().mean() < 1
+    assert seen(replace(MOBA, top_k=6)).all()
+
+
+def test_the_share_seen_is_that_of_the_best_head(base):
+    run = study.sparse_run(replace(base, model=replace(base.model, attention=SlidingWindowConfig(6))))
+    assert run.seen_share(1, 5) == 1
+    assert run.seen_share(6, 24) == 0
+    run.seen[:, 1, 0] = True
+    assert run.seen_share(6, 24) == 1
 
 
 def test_ranges_of_distances_cover_the_context_once():
