@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +60,11 @@ class MoEConfig:
 
 
 def gate_weights(
-    logits: Tensor, top_k: int, bias: Tensor | None = None, scale: float = 1.0
+    logits: Tensor,
+    top_k: int,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Which experts each token visits, and with which weight.
 
@@ -67,24 +72,31 @@ def gate_weights(
 
     (DeepSeek-V3, eq. 13 to 16): the bias decides who is chosen and never enters the weight.
     ``logits``: (..., experts); ``bias``: (experts,) → chosen (..., top_k) int64, best first and ties to the
-    smaller index, and weights (..., top_k) in the dtype of ``logits``. Raises ValueError for a top_k
-    outside 1…experts and a bias of another shape.
+    smaller index, and weights (..., top_k) in the dtype of ``logits``. ``chosen`` given, nobody chooses: the
+    weights are those of these experts, whatever the preference (−1, no expert, has a weight of no meaning).
+    Raises ValueError for a top_k outside 1…experts and a bias or a choice of another shape.
     """
     experts = logits.shape[-1]
     _check_top_k(experts, top_k)
     if bias is not None and bias.shape != (experts,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}; {experts} experts need ({experts},)")
     scores = logits.sigmoid()
-    preference = scores.detach() if bias is None else scores.detach() + bias
-    # torch.topk leaves the order of ties open; a stable sort does not.
-    chosen = preference.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
-    selected = scores.gather(-1, chosen)
+    if chosen is None:
+        preference = scores.detach() if bias is None else scores.detach() + bias
+        # torch.topk leaves the order of ties open; a stable sort does not.
+        chosen = preference.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
+    elif chosen.shape != (*logits.shape[:-1], top_k):
+        raise ValueError(
+            f"chosen has shape {tuple(chosen.shape)}; {top_k} experts for each row of logits "
+            f"{tuple(logits.shape)} need {(*logits.shape[:-1], top_k)}"
+        )
+    selected = scores.gather(-1, chosen.clamp(min=0))
     return chosen, scale * selected / selected.sum(-1, keepdim=True)
 
 
 def expert_loads(chosen: Tensor, experts: int) -> Tensor:
-    """How often each expert is chosen: (..., top_k) int64 → (experts,) int64."""
-    return torch.bincount(chosen.flatten(), minlength=experts)
+    """How often each expert is chosen: (..., top_k) int64, −1 for none → (experts,) int64."""
+    return torch.bincount(chosen.flatten() + 1, minlength=experts + 1)[1:]
 
 
 def updated_bias(bias: Tensor, load: Tensor, rate: float, rule: str = "moonlight") -> Tensor:
@@ -208,7 +220,11 @@ class MoE(nn.Module):
 
     In training, each forward pass under gradient adds to ``load``; :meth:`update_bias`, called once after the
     optimizer's step, turns it into the next bias. ``bias`` is a buffer: saved, and no optimizer moves it.
+    :func:`recorded_routes` and :func:`replayed_routes` write ``record`` and ``replay``.
     """
+
+    record: list[Tensor] | None = None
+    replay: Tensor | None = None
 
     def __init__(
         self, config: MoEConfig, d_model: int, hidden: int, make_mlp: Callable[[int], nn.Module]
@@ -228,7 +244,11 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., d_model) → the same shape."""
         tokens = x.flatten(0, -2)
-        chosen, weights = gate_weights(self.router(tokens), self.config.top_k, self.bias, self.scale)
+        chosen, weights = gate_weights(
+            self.router(tokens), self.config.top_k, self.bias, self.scale, self._replayed(x)
+        )
+        if self.record is not None:
+            self.record.append(chosen.view(*x.shape[:-1], -1))
         if self.training and torch.is_grad_enabled():
             self.load += expert_loads(chosen, self.config.experts)
         out = torch.zeros_like(tokens) if self.shared is None else self.shared(tokens)
@@ -237,6 +257,16 @@ class MoE(nn.Module):
             if len(token):
                 out = out.index_add(0, token, expert(tokens[token]) * weights[token, slot].unsqueeze(-1))
         return out.view_as(x)
+
+    def _replayed(self, x: Tensor) -> Tensor | None:
+        if self.replay is None:
+            return None
+        if self.replay.shape != (*x.shape[:-1], self.config.top_k):
+            raise ValueError(
+                f"routes of shape {tuple(self.replay.shape)} cannot be replayed on tokens of shape "
+                f"{tuple(x.shape[:-1])} with top_k={self.config.top_k}; replay the pass that was recorded"
+            )
+        return self.replay.flatten(0, -2)
 
     @torch.no_grad()
     def update_bias(self) -> Tensor:
@@ -254,6 +284,55 @@ class MoE(nn.Module):
         """Parameters of the experts that a token does not visit."""
         one = sum(p.numel() for p in self.experts[0].parameters())
         return (self.config.experts - self.config.top_k) * one
+
+
+@contextmanager
+def recorded_routes(model: nn.Module) -> Iterator[list[list[Tensor]]]:
+    """Inside, the experts that each token visits are written down.
+
+    Yields a list with an entry for each :class:`MoE` of ``model``, in the order of its modules, and that is
+    the list of its forward passes: (batch, time, top_k) int64 each. Empty for a dense model.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MoE)]
+    before = [layer.record for layer in layers]
+    routes: list[list[Tensor]] = [[] for _ in layers]
+    for layer, record in zip(layers, routes, strict=True):
+        layer.record = record
+    try:
+        yield routes
+    finally:
+        for layer, record in zip(layers, before, strict=True):
+            layer.record = record
+
+
+@contextmanager
+def replayed_routes(model: nn.Module, routes: Sequence[Tensor] | Tensor) -> Iterator[None]:
+    """Inside, tokens visit the experts of ``routes`` and not those that their routers prefer now.
+
+    Keep Routing (DeepSeek-V3.2, arXiv:2512.02556, §3.1): the experts that sampled a token are those that are
+    trained on it. How much each counts, the gate weight, still comes from the router, and its gradient goes
+    there. ``routes``: for each :class:`MoE`, in the order of the model's modules, (batch, time, top_k) of any
+    integer dtype, for tokens of (batch, time); −1 is no expert: such a token, padding say, visits the shared
+    ones alone and counts in no load. Raises ValueError for another number of layers and for experts that a
+    layer has not, and within, for tokens of another shape.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MoE)]
+    if len(routes) != len(layers):
+        raise ValueError(f"routes are of {len(routes)} layers, but the model has {len(layers)} mixtures")
+    for index, (layer, route) in enumerate(zip(layers, routes, strict=True)):
+        if route.numel() and not -1 <= route.min() <= route.max() < layer.config.experts:
+            raise ValueError(
+                f"routes[{index}] name experts {int(route.min())} to {int(route.max())}, but the layer has "
+                f"{layer.config.experts}, counted from 0"
+            )
+    before = [layer.replay for layer in layers]
+    for layer, route in zip(layers, routes, strict=True):
+        layer.replay = route.long()
+    try:
+        yield
+    finally:
+        for layer, route in zip(layers, before, strict=True):
+            layer.replay = route
 
 
 def _check_top_k(experts: int, top_k: int) -> None:

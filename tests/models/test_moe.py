@@ -16,6 +16,8 @@ from dslib.models.moe import (
     gate_scaling_factor,
     gate_weights,
     max_violation,
+    recorded_routes,
+    replayed_routes,
     simulate_balance,
     updated_bias,
 )
@@ -264,3 +266,103 @@ def test_moe_is_a_plain_module_that_can_stand_alone():
     assert moe(torch.ones(2, 4)).shape == (2, 4)
     assert "bias" in moe.state_dict()
     assert "load" not in moe.state_dict()
+
+
+def batch_of_tokens():
+    return torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(5))
+
+
+def test_replayed_routes_give_the_same_pass_and_the_same_gradients():
+    model, tokens = Decoder(TINY, seed=2).double(), batch_of_tokens()
+    with recorded_routes(model) as record:
+        plain = model(tokens)
+    routes = [passes[0] for passes in record]
+    assert [route.shape for route in routes] == [(3, 6, 2)] * 2
+    with replayed_routes(model, torch.stack(routes).to(torch.int16)):
+        replayed = model(tokens)
+    assert torch.equal(plain, replayed)
+    gradients = [torch.autograd.grad(x.square().sum(), list(model.parameters())) for x in (plain, replayed)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_replay_visits_the_recorded_experts_when_the_router_would_choose_others():
+    model, tokens = Decoder(TINY, seed=2).double(), batch_of_tokens()
+    with recorded_routes(model) as record:
+        model(tokens)
+    routes = [passes[0] for passes in record]
+    with torch.no_grad():
+        for moe in model.mixtures():
+            moe.router.weight.neg_()
+    with recorded_routes(model) as own:
+        elsewhere = model(tokens)
+    assert all((a[0] != b).any() for a, b in zip(own, routes, strict=True))
+    with replayed_routes(model, routes), recorded_routes(model) as seen:
+        replayed = model(tokens)
+    assert all(torch.equal(a[0], b) for a, b in zip(seen, routes, strict=True))
+    assert not torch.allclose(replayed, elsewhere)
+    assert torch.equal(model(tokens), elsewhere), "outside, routers choose again"
+    replayed.sum().backward()
+    assert all(moe.router.weight.grad.any() for moe in model.mixtures()), "the gate weights still learn"
+
+
+def test_replayed_weights_are_todays_gates_of_yesterdays_experts():
+    moe, x = layer(), normal(4, 16)
+    chosen = torch.tensor([[4, 0], [1, 2], [3, 1], [0, 2]])
+    with replayed_routes(moe, [chosen]):
+        out = moe(x)
+    s = moe.router(x).sigmoid().gather(1, chosen)
+    g = 1.5 * s / s.sum(1, keepdim=True)
+    experts = torch.stack([expert(x) for expert in moe.experts], dim=1)
+    picked = experts.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 16))
+    torch.testing.assert_close(out, moe.shared(x) + (g.unsqueeze(-1) * picked).sum(1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [0, 1])
+def test_a_token_of_no_expert_visits_the_shared_ones_alone_and_counts_in_no_load(shared):
+    moe, x = layer(shared_experts=shared), normal(5, 16)
+    chosen = torch.tensor([[0, 1], [-1, -1], [2, 3], [-1, -1], [0, 4]])
+    with replayed_routes(moe, [chosen]):
+        out = moe(x)
+    alone = moe.shared(x) if shared else torch.zeros_like(x)
+    assert torch.equal(out[[1, 3]], alone[[1, 3]])
+    assert moe.update_bias().tolist() == [2, 1, 1, 1, 1]
+    out.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in moe.parameters())
+
+
+def test_record_lists_every_pass_and_dense_models_have_none():
+    model, cache = Decoder(TINY), KVCache()
+    with recorded_routes(model) as outer, recorded_routes(model) as inner:
+        for part in batch_of_tokens().split((4, 1, 1), dim=1):
+            model(part, cache=cache)
+    assert [[tuple(passed.shape) for passed in passes] for passes in inner] == [
+        [(3, 4, 2), (3, 1, 2), (3, 1, 2)]
+    ] * 2
+    assert outer == [[], []], "the innermost record takes them"
+    assert all(moe.record is None for moe in model.mixtures())
+    dense = Decoder(replace(TINY, moe=None))
+    with recorded_routes(dense) as nothing, replayed_routes(dense, []):
+        dense(batch_of_tokens())
+    assert nothing == []
+
+
+def test_routes_that_do_not_fit_are_refused_and_nothing_stays_set():
+    model, tokens = Decoder(TINY), batch_of_tokens()
+    routes = torch.zeros(2, 3, 6, 2, dtype=torch.long)
+
+    def replay(routes):
+        with replayed_routes(model, routes):
+            model(tokens)
+
+    for wrong, words in (
+        (routes[:1], "1 layers, but the model has 2"),
+        (routes[:, :, :5], r"\(3, 5, 2\) cannot be replayed on tokens of shape \(3, 6\) with top_k=2"),
+        (routes[..., :1], r"\(3, 6, 1\)"),
+        (routes + 5, r"routes\[0\] name experts 5 to 5, but the layer has 5"),
+        (routes - 2, "experts -2 to -2"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replay(wrong)
+        assert all(moe.replay is None for moe in model.mixtures())
+    with pytest.raises(ValueError, match=r"chosen has shape \(2, 3\)"):
+        gate_weights(torch.zeros(2, 4), 2, chosen=torch.zeros(2, 3, dtype=torch.long))

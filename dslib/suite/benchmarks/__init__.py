@@ -19,6 +19,8 @@ from dslib.suite.claims import nearest
 BENCHMARKS = {
     "muon": "dslib.suite.benchmarks.muon:main",
     "newton_schulz": "dslib.suite.benchmarks.newton_schulz:main",
+    "pass_at_k": "dslib.suite.benchmarks.pass_at_k:main",
+    "policy_loss": "dslib.suite.benchmarks.policy_loss:main",
     "sparse_attention": "dslib.suite.benchmarks.sparse_attention:main",
 }
 
