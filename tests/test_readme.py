@@ -10,12 +10,15 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_examples_of_the_library_run_and_the_first_learns(capsys):
-    first, second = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+def test_examples_of_the_library_run_and_those_that_train_learn(capsys):
+    first, second, third = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     exec(first, {})
     assert float(capsys.readouterr().out.split()[-1]) < 2.5  # from ln 64 = 4.16
     exec(second, {})
     assert "[1, 16, 8, 64]" in capsys.readouterr().out
+    exec(third, {})
+    before, after = map(float, re.findall(r"0\.\d+", capsys.readouterr().out))
+    assert after > before + 0.1
 
 
 def test_every_claim_is_on_the_scoreboard():

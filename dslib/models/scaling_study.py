@@ -262,7 +262,8 @@ def search_budgets(
     """The searches of all :data:`ARMS` that are searched, one row a run, kind="search".
 
     At each budget one rate is searched first. Every search starts from its own best settings at the budget
-    below, and one with two rates also from the best with one.
+    below, and one with two rates also from the best with one, if all axes are searched: else that start would
+    stay where it differs.
     """
     found: list[dict[str, Any]] = []
     best: dict[str, Settings] = {}
@@ -274,7 +275,7 @@ def search_budgets(
         for name in order:
             arm = ARMS[name]
             starts = [wider(best[name]) if name in best else arm.start]
-            if arm.start.rest_lr is not None:
+            if arm.start.rest_lr is not None and set(AXES) <= set(axes):
                 one_rate = best[ONE_RATE]
                 starts.append(replace(one_rate, rest_lr=one_rate.lr))
             table = rows(

@@ -118,6 +118,12 @@ def test_two_rates_never_end_worse_than_one(table):
         assert best["AdamW"] <= best[study.ONE_RATE]
 
 
+def test_one_axis_alone_can_be_searched_although_one_rate_stands_elsewhere():
+    table = pd.DataFrame(study.measure(BASE, BUDGETS, range(2), ("lr",), study.SEARCH_SEEDS[:1], valley()))
+    for _, part in table[table["kind"] == "search"].groupby(["arm", "budget"]):
+        assert part["width"].nunique() == part["batch_size"].nunique() == 1
+
+
 def test_one_rate_stays_one_rate():
     start = study.Settings(24, 4, 2**-6, None)
     table = frame(study.search(BASE, study.Arm("adamw", "x"), 1e9, [start], run=valley()))
