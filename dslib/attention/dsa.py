@@ -61,11 +61,19 @@ def select_topk(scores: Tensor, k: int, causal_offset: int = 0) -> Tensor:
     if causal_offset < keys - 1:
         position = torch.arange(time, device=scores.device).unsqueeze(1) + causal_offset
         scores = scores.masked_fill(torch.arange(keys, device=scores.device) > position, -math.inf)
-    if scores.isnan().any():
-        scores = scores.masked_fill(scores.isnan(), -math.inf)
     count = min(k, keys)
+    best = chosen = None
     if count < keys:
         best, chosen = scores.topk(count + 1, dim=-1)
+        # Strictly falling: no NaN, which topk puts first, no tie, one −inf at most, and that behind the k-th.
+        if (best[..., 1:] < best[..., :-1]).all():
+            return F.pad(chosen[..., :count], (0, k - count), value=-1)
+    if (scores if best is None else best).isnan().any():
+        scores = scores.masked_fill(scores.isnan(), -math.inf)
+        best = None
+    if count < keys:
+        if best is None:
+            best, chosen = scores.topk(count + 1, dim=-1)
         # Which of several equal scores topk takes is its own affair: rows with a tie at the edge are sorted.
         tied = (best[..., -1] == best[..., -2]) & (best[..., -1] != -math.inf)
         chosen = chosen[..., :count]
