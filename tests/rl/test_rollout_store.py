@@ -3,8 +3,10 @@
 import sys
 from dataclasses import replace
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from dslib.models import DecoderConfig, MoEConfig
 from dslib.rl.rollout import SamplingConfig, sample
@@ -24,7 +26,6 @@ def rollout_of(moe, kept):
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "mixture"])
 @pytest.mark.parametrize("kept", [False, True], ids=["whole", "kept"])
 def test_what_is_read_is_what_was_written(tmp_path, moe, kept):
-    pytest.importorskip("pyarrow")
     rollout = rollout_of(moe, kept)
     rewards, indices = torch.rand(12), torch.arange(12)
     save_rollout(tmp_path / "r.parquet", rollout, reward=rewards, problem=indices)
@@ -39,7 +40,6 @@ def test_what_is_read_is_what_was_written(tmp_path, moe, kept):
 
 
 def test_other_readers_see_lists_without_padding(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
     rollout = rollout_of(True, True)
     save_rollout(tmp_path / "r.parquet", rollout)
     rows = parquet.read_table(tmp_path / "r.parquet").to_pylist()
@@ -52,7 +52,6 @@ def test_other_readers_see_lists_without_padding(tmp_path):
 
 
 def test_masks_with_gaps_and_rows_without_a_token_survive(tmp_path):
-    pytest.importorskip("pyarrow")
     rollout = rollout_of(False, False)
     mask = torch.zeros_like(rollout.mask)
     mask[0, [0, 4]] = True
@@ -64,14 +63,12 @@ def test_masks_with_gaps_and_rows_without_a_token_survive(tmp_path):
 
 
 def test_bad_columns_and_files_are_refused(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     rollout = rollout_of(False, False)
     with pytest.raises(ValueError, match=r"reward has shape \(3,\); it must be \(12,\)"):
         save_rollout(tmp_path / "r.parquet", rollout, reward=torch.zeros(3))
     with pytest.raises(ValueError, match="'mask' is the rollout's own"):
         save_rollout(tmp_path / "r.parquet", rollout, mask=torch.zeros(12))
-    parquet.write_table(arrow.table({"a": [1]}), tmp_path / "other.parquet")
+    parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="holds no rollout"):
         load_rollout(tmp_path / "other.parquet")
 
