@@ -18,9 +18,8 @@ from dslib.models.search import best_bracketed, bracketed_minimum
 from dslib.models.training import (
     TrainConfig,
     TrainResult,
+    fit,
     in_workers,
-    learning_rate_factor,
-    make_optimizers,
     train,
 )
 from dslib.tasks.corpus import evaluation_windows, load_corpus
@@ -294,10 +293,12 @@ def recall(config: TrainConfig) -> Recalled:
 
     generator = torch.Generator().manual_seed(4_000_037 + config.seed)
     model = config.model.build(seed=config.seed)
-    history = _fit(model, config, lambda: losses(model, batch(config.batch_size, generator))[0])
+    history = fit(model, config, lambda _: losses(model, batch(config.batch_size, generator))[0])
     with torch.no_grad():
         loss, hits = losses(model, batch(256, torch.Generator().manual_seed(5_000_011)))
-    return Recalled(config, history, _finite(loss.item()), hits.double().mean().item())
+    return Recalled(
+        config, [_finite(loss) for loss in history], _finite(loss.item()), hits.double().mean().item()
+    )
 
 
 def recall_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[Recalled]:
@@ -313,23 +314,6 @@ def _recall(config: TrainConfig, corpus: str) -> Recalled:
 def _finite(loss: float) -> float:
     """inf for a loss that is no number: a diverged run is a bad one to a search, and fits into a table."""
     return loss if math.isfinite(loss) else math.inf
-
-
-def _fit(model: torch.nn.Module, config: TrainConfig, loss_of_batch: Callable[[], Tensor]) -> list[float]:
-    """Train on whatever ``loss_of_batch`` says, with the optimizers and the schedule of ``config``."""
-    optimizers = make_optimizers(model, config)
-    groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-    history: list[float] = []
-    for step in range(config.steps):
-        for group, peak in groups:
-            group["lr"] = peak * learning_rate_factor(step, config)
-        loss = loss_of_batch()
-        loss.backward()
-        history.append(_finite(loss.item()))
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-    return history
 
 
 @dataclass(frozen=True)
@@ -373,11 +357,11 @@ def track(config: TrackingConfig) -> Tracked:
         )
     model = config.model.build(seed=config.seed)
     generator = torch.Generator().manual_seed(2_000_003 + config.seed)
-    losses = _fit(
-        model, config, lambda: model.loss(*task.batch(config.batch_size, config.context, generator))
+    losses = fit(
+        model, config, lambda _: model.loss(*task.batch(config.batch_size, config.context, generator))
     )
     words = task.batch(256, LONGER * config.context, torch.Generator().manual_seed(3_000_017))
-    return Tracked(config, losses, _accuracy(model, *words))
+    return Tracked(config, [_finite(loss) for loss in losses], _accuracy(model, *words))
 
 
 @torch.no_grad()

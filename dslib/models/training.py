@@ -136,6 +136,31 @@ def make_optimizers(model: Decoder, config: TrainConfig) -> list[torch.optim.Opt
     return [muon, torch.optim.AdamW(groups, **adamw)]
 
 
+def fit(
+    model: torch.nn.Module,
+    config: TrainConfig,
+    loss_of_batch: Callable[[int], Tensor],
+    after_step: Callable[[], object] | None = None,
+) -> list[float]:
+    """Train on whatever ``loss_of_batch(step)`` says, with the optimizers and the schedule of ``config``, in place;
+    returns the loss of each step. ``after_step`` is called once the optimizers have moved."""
+    optimizers = make_optimizers(model, config)
+    groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+    history: list[float] = []
+    for step in range(config.steps):
+        for group, peak in groups:
+            group["lr"] = peak * learning_rate_factor(step, config)
+        loss = loss_of_batch(step)
+        loss.backward()
+        history.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if after_step is not None:
+            after_step()
+    return history
+
+
 def learning_rate_factor(step: int, config: TrainConfig) -> float:
     """Share of the peak learning rate at ``step`` (0-based): linear warm-up, then a cosine or a line."""
     warmup = max(1, round(config.warmup * config.steps))

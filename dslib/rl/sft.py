@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dslib.models.moe import MoE
-from dslib.models.training import TrainConfig, learning_rate_factor, make_optimizers
+from dslib.models.training import TrainConfig, fit
 from dslib.rl.rollout import hidden_states
 
 
@@ -120,25 +119,22 @@ def sft(model: nn.Module, source: Examples | Draw, config: SFTConfig) -> list[fl
     generator = torch.Generator().manual_seed(config.seed)
     if isinstance(source, Examples):
         source = _epochs(source)
-    optimizers = make_optimizers(model, training)
-    groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
-    model.train()
-    losses = []
-    for step in range(config.steps):
-        for group, peak in groups:
-            group["lr"] = peak * learning_rate_factor(step, training)
+
+    def loss_of_batch(step: int) -> Tensor:
         loss = completion_loss(model, source(config.batch_size, generator))
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
-            raise FloatingPointError(f"the loss of step {step + 1} is {losses[-1]}; lower the learning rates")
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        if not loss.isfinite():
+            raise FloatingPointError(
+                f"the loss of step {step + 1} is {loss.item()}; lower the learning rates"
+            )
+        return loss
+
+    def balance() -> None:
         for layer in mixtures:
             layer.update_bias()
-    return losses
+
+    model.train()
+    return fit(model, training, loss_of_batch, balance)
 
 
 def _epochs(examples: Examples) -> Draw:

@@ -154,11 +154,11 @@ def test_a_file_of_another_run_is_refused_with_what_differs(sums, tmp_path):
         trainer_of(sums, replace(TINY, d_model=32)).resume(tmp_path / "run")
 
 
-class HalfDecided:
-    """Even problems give the same reward to every answer: nothing to learn from."""
+class Judged:
+    """A task whose rewards a judge(indices, rewards) changes."""
 
-    def __init__(self, task, share=2):
-        self.task, self.share = task, share
+    def __init__(self, task, judge):
+        self.task, self.judge = task, judge
         self.vocab_size, self.end, self.max_new_tokens = task.vocab_size, task.end, task.max_new_tokens
 
     def __len__(self):
@@ -168,12 +168,16 @@ class HalfDecided:
         return self.task.prompts(indices)
 
     def rewards(self, indices, completions, mask):
-        rewards = self.task.rewards(indices, completions, mask)
-        return torch.where(indices % self.share == self.share - 1, rewards, 0.5)
+        return self.judge(indices, self.task.rewards(indices, completions, mask))
+
+
+def half_decided(task, share=2):
+    """Of ``share`` problems one has rewards; the others give the same to every answer: nothing to learn from."""
+    return Judged(task, lambda indices, rewards: torch.where(indices % share == share - 1, rewards, 0.5))
 
 
 def test_dynamic_sampling_fills_the_batch_and_counts_what_it_threw_away(sums):
-    trainer = trainer_of(HalfDecided(sums), algorithm="dapo")
+    trainer = trainer_of(half_decided(sums), algorithm="dapo")
     rows = [trainer.step() for _ in range(3)]
     for row in rows:
         assert row["groups"] == 6
@@ -182,12 +186,12 @@ def test_dynamic_sampling_fills_the_batch_and_counts_what_it_threw_away(sums):
     assert len(trainer.last.rollout) == trainer.last.rewards.numel() == 24
     assert rows[-1]["samples"] >= 3 * 2 * 24 - 24
     assert rows[-1]["samples"] % 24 == 0
-    plain = trainer_of(HalfDecided(sums))
+    plain = trainer_of(half_decided(sums))
     assert [plain.step()["samples"] for _ in range(3)] == [24, 48, 72]
 
 
 def test_a_step_that_finds_nothing_to_learn_changes_nothing(sums):
-    trainer = trainer_of(HalfDecided(sums, share=100), algorithm="dapo", rounds=3)
+    trainer = trainer_of(half_decided(sums, share=100), algorithm="dapo", rounds=3)
     before = weights(trainer)
     row = trainer.step()
     assert (row["groups"], row["samples"], row["reward"]) == (0, 72, 0.5)
@@ -244,29 +248,16 @@ def test_overlong_answers_are_penalised_in_the_advantages_and_not_in_the_reward(
     torch.testing.assert_close(batch.advantages.view(-1, 4), expected)
 
 
-class Silent:
+def silent(task, missing):
     """A judge that does not answer at some places."""
-
-    def __init__(self, task, missing):
-        self.task, self.missing = task, missing
-        self.vocab_size, self.end, self.max_new_tokens = task.vocab_size, task.end, task.max_new_tokens
-
-    def __len__(self):
-        return len(self.task)
-
-    def prompts(self, indices):
-        return self.task.prompts(indices)
-
-    def rewards(self, indices, completions, mask):
-        rewards = self.task.rewards(indices, completions, mask)
-        rewards[self.missing] = float("nan")
-        return rewards
+    places = torch.tensor(missing)
+    return Judged(task, lambda _, rewards: rewards.index_fill(0, places, float("nan")))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo", "ppo"])
 @pytest.mark.filterwarnings("ignore:.*rewards are NaN:RuntimeWarning")
 def test_a_sample_without_reward_is_left_out(sums, algorithm):
-    trainer = trainer_of(Silent(sums, [2, 7]), algorithm=algorithm)
+    trainer = trainer_of(silent(sums, [2, 7]), algorithm=algorithm)
     row = trainer.step()
     assert all(value == value for value in row.values()), "no NaN in the table"
     batch = trainer.prepare(trainer.last)
@@ -279,12 +270,12 @@ def test_a_sample_without_reward_is_left_out(sums, algorithm):
 
 def test_samples_without_reward_are_counted_in_a_warning(sums):
     with pytest.warns(RuntimeWarning, match="2 of 24 rewards are NaN"):
-        trainer_of(Silent(sums, [2, 7])).step()
+        trainer_of(silent(sums, [2, 7])).step()
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_problem_without_any_reward_is_an_error(sums, algorithm):
-    trainer = trainer_of(Silent(sums, [4, 5, 6, 7]), algorithm=algorithm)
+    trainer = trainer_of(silent(sums, [4, 5, 6, 7]), algorithm=algorithm)
     with pytest.raises(ValueError, match=r"all 4 rewards of problem \d+ are NaN"):
         trainer.step()
 
@@ -359,7 +350,7 @@ def test_impossible_configurations_are_refused_with_their_value(options, words):
 
 @pytest.mark.parametrize("share", [2, 100], ids=["half", "all"])
 def test_leaving_out_what_teaches_nothing_changes_no_weight(sums, share):
-    task = HalfDecided(sums, share=share)
+    task = half_decided(sums, share=share)
     runs = [
         trainer_of(task, double=True, skip_settled=skip, micro_batch=5, minibatches=2)
         for skip in (True, False)
