@@ -17,6 +17,7 @@ from dslib.suite.claims import nearest
 
 # name → "module:function"; the function takes no arguments and prints its table.
 BENCHMARKS = {
+    "grpo_step": "dslib.suite.benchmarks.grpo_step:main",
     "muon": "dslib.suite.benchmarks.muon:main",
     "newton_schulz": "dslib.suite.benchmarks.newton_schulz:main",
     "pass_at_k": "dslib.suite.benchmarks.pass_at_k:main",
