@@ -178,4 +178,7 @@ def _look_up(function: Callable[..., R], bound: inspect.BoundArguments, director
             "set DSLIB_CACHE to another directory, or to 'off'"
         ) from error
     with FileLock(store / "lock"):  # released by the system should this process die
-        return Memory(store, verbose=0).cache(function)(*bound.args, **bound.kwargs)
+        # The store is of this call alone. joblib would hash the arguments once more, with what a configuration
+        # has worked out and keeps for itself since.
+        memory = Memory(store, verbose=0).cache(function, ignore=list(bound.arguments))
+        return memory(*bound.args, **bound.kwargs)

@@ -1,6 +1,7 @@
 """The cache must never give an old, a foreign or half a result."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -18,6 +19,15 @@ from dslib.cache import cache_directory, cached, entry_key, source_hash
 class Config:
     width: int = 4
     rates: tuple[float, ...] = (0.1, 0.2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lazy:
+    size: int = 3
+
+    @functools.cached_property
+    def worked_out(self):
+        return list(range(self.size))
 
 
 @dataclasses.dataclass
@@ -87,6 +97,14 @@ def test_each_configuration_has_its_entry(probe):
     probe.step("a", config=Config(rates=(0.1, 0.3)))
     probe.step("a", config=Config())
     assert len(probe.runs()) == 3
+
+
+def test_what_a_configuration_has_worked_out_since_is_no_part_of_the_key(probe):
+    config = Lazy()
+    probe.step("a", config=config)
+    assert config.worked_out == [0, 1, 2]
+    probe.step("a", config=config)
+    assert probe.runs() == ["a 0"]
 
 
 def test_changed_sources_or_versions_give_another_entry(probe, monkeypatch):

@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 from dslib.models.decoder import DecoderConfig
+from dslib.models.tokenizer import BPETokenizer
+
+#: GGUF's type of a token that is no text.
+_CONTROL = 3
 
 #: The parts of a layer: their names in the file, and in a :class:`dslib.models.Decoder`.
 _PARTS = {
@@ -89,6 +93,32 @@ def smollm2_config(file: Path | None = None) -> DecoderConfig:
         rope_base=float(_number(reader, "rope.freq_base")),
         norm_eps=float(_field(reader, "attention.layer_norm_rms_epsilon")),
     )
+
+
+def load_smollm2_tokenizer(file: Path | None = None) -> BPETokenizer:
+    """The tokenizer in the file: byte-level BPE with every digit a token, and the chat's special tokens.
+
+    Raises FileNotFoundError as :func:`load_smollm2_weights` does."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    _, reader = _open(file)
+    tokens, merges, kinds = (
+        reader.fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges", "token_type")
+    )
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind == _CONTROL
+        ]
+    )
+    return BPETokenizer(tokenizer)
 
 
 def smollm2_digest(file: Path | None = None) -> str:

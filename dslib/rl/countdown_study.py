@@ -12,6 +12,8 @@ from dslib.cache import cached
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.rl.sft import SFTConfig, demonstrations, sft
 from dslib.tasks.countdown import Countdown
+from dslib.tasks.pointer_chasing import PointerChasing
+from dslib.tasks.reversed_addition import ReversedAddition
 
 #: The base is trained on problems 0 … 59 999 of its task; RL trains on the next ones, and nothing trains on held-out.
 TRAINING, HELD_OUT = (60_000, 400), (70_000, 200)
@@ -22,11 +24,15 @@ MODEL = DecoderConfig(TASK.vocab_size, d_model=96, layers=3, heads=4)
 TUNING = SFTConfig(steps=700, batch_size=256)
 
 
+#: Tasks with demonstrations that a base can be made of.
+Demonstrated = Countdown | PointerChasing | ReversedAddition
+
+
 @dataclass(frozen=True)
 class BaseConfig:
     """A base model: a decoder fine-tuned on the demonstrations of ``task``, a part of which are random answers."""
 
-    task: Countdown = TASK
+    task: Demonstrated = TASK
     model: DecoderConfig = MODEL
     sft: SFTConfig = TUNING
 
@@ -36,7 +42,7 @@ class BaseConfig:
                 f"the model's vocabulary of {self.model.vocab_size} is not the task's {self.task.vocab_size}"
             )
 
-    def problems(self, held_out: bool = False) -> Countdown:
+    def problems(self, held_out: bool = False) -> Demonstrated:
         """What RL trains on, or what nothing was trained on."""
         skip, count = HELD_OUT if held_out else TRAINING
         return replace(self.task, skip=skip, problems=count)

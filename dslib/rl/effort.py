@@ -18,8 +18,8 @@ from torch import Tensor
 from dslib.rl.rewards import EffortPenalty
 from dslib.tasks.verifiable import Task, checked_indices
 
-#: The instruction names efforts of 1 to 100, in three digits.
-LARGEST_EFFORT, DIGITS = 100, 3
+#: The instruction names efforts of 1 to 100, in three digits or as a bar of ten ticks.
+LARGEST_EFFORT, DIGITS, TICKS = 100, 3, 10
 
 
 def subgroup_advantages(rewards: Tensor, subgroups: Tensor) -> Tensor:
@@ -74,21 +74,31 @@ class EffortTask:
     groups of :class:`dslib.rl.trainer.Trainer` are the subgroups (x, b); the algorithm has to be one that compares
     within groups and does not divide by their deviation, ``"grpo_no_std"``. ``efforts``: None for the penalty's
     levels; any others, between them too, serve evaluation. The effort stands before the prompt in three digits, ten
-    tokens behind the task's own: the model's vocabulary is larger by ten. ``thinking(completions, mask)`` → (n,)
-    counts reasoning tokens; without it all tokens count. Raises ValueError for an effort outside 1 … 100.
+    tokens behind the task's own: the model's vocabulary is larger by ten. To a model that has not learnt from text
+    how numbers are ordered, 87 has nothing to do with 75 and 100; with ``written="bar"`` the effort is a bar of ten
+    ticks, one full for each ten, of two tokens behind the task's. ``thinking(completions, mask)`` → (n,)
+    counts reasoning tokens; without it all tokens count. Raises ValueError for an effort outside 1 … 100, and in a
+    bar for one that is no multiple of ten.
     """
 
     task: Task
     penalty: EffortPenalty = field(default_factory=EffortPenalty)
     efforts: tuple[int, ...] | None = None
     thinking: Callable[[Tensor, Tensor], Tensor] | None = None
+    written: str = "digits"
 
     def __post_init__(self) -> None:
+        if self.written not in ("digits", "bar"):
+            raise ValueError(f"written={self.written!r} is unknown; use 'digits' or 'bar'")
         if self.efforts is not None and not self.efforts:
             raise ValueError("efforts=() must name at least one")
         for effort in self.asked:
             if not 1 <= effort <= LARGEST_EFFORT:
                 raise ValueError(f"effort {effort} must lie in 1 … {LARGEST_EFFORT}")
+            if self.written == "bar" and effort * TICKS % LARGEST_EFFORT:
+                raise ValueError(
+                    f"effort {effort} is no whole number of ticks; use multiples of {LARGEST_EFFORT // TICKS}"
+                )
 
     @property
     def asked(self) -> tuple[int, ...]:
@@ -97,8 +107,8 @@ class EffortTask:
 
     @property
     def vocab_size(self) -> int:
-        """The task's tokens and ten digits."""
-        return self.task.vocab_size + 10
+        """The task's tokens and ten digits, or two ticks."""
+        return self.task.vocab_size + (2 if self.written == "bar" else 10)
 
     @property
     def end(self) -> int:
@@ -124,10 +134,12 @@ class EffortTask:
         return self.task.problem(int(inner)), int(efforts)
 
     def prompts(self, indices: Tensor | Sequence[int]) -> Tensor:
-        """Three digits, then the task's prompt: (n, 3 + time) int64."""
+        """Three digits, or ten ticks, then the task's prompt: (n, 3 + time) or (n, 10 + time) int64."""
         inner, efforts = self.split(indices)
-        powers = 10 ** torch.arange(DIGITS - 1, -1, -1)
-        digits = efforts.unsqueeze(1) // powers % 10
+        if self.written == "bar":
+            digits = (efforts.unsqueeze(1) * TICKS > LARGEST_EFFORT * torch.arange(TICKS)).long()
+        else:
+            digits = efforts.unsqueeze(1) // 10 ** torch.arange(DIGITS - 1, -1, -1) % 10
         return torch.cat((self.task.vocab_size + digits, self.task.prompts(inner)), dim=1)
 
     def rewards(self, indices: Tensor | Sequence[int], completions: Tensor, mask: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class Trainer:
         without :meth:`resume` trains on, but no longer the run of its seed.
         """
         self.interrupted = True
-        samples = self.last = collect(self.model, self.task, self.config, self.generator)
+        samples = self.last = collect(self.sampler(), self.task, self.config, self.generator)
         rollout = samples.rollout
         row = {
             "step": len(self.table) + 1,
@@ -127,6 +127,13 @@ class Trainer:
         self.table.append(row)
         self.interrupted = False
         return row
+
+    def sampler(self) -> nn.Module:
+        """What samples: the policy, or with ``sampler_dtype`` a copy of it as it is now in that precision."""
+        if self.config.sampler_dtype is None:
+            return self.model
+        copied = copy.deepcopy(self.model).requires_grad_(False)
+        return copied.to(getattr(torch, self.config.sampler_dtype)).eval()
 
     @torch.no_grad()
     def prepare(self, samples: Samples) -> PolicyBatch:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from dslib.rl.objectives import ALGORITHMS, Algorithm, LossConfig
 
+#: Precisions a sampler may have; None: the policy samples itself.
+SAMPLER_DTYPES = (None, "bfloat16", "float16", "float32", "float64")
+
 
 @dataclass(frozen=True)
 class TrainerConfig:
@@ -22,9 +25,11 @@ class TrainerConfig:
     AdamW with ``lr`` and ``weight_decay``; gradients longer than ``max_grad_norm`` are shortened to it.
     ``temperature``, ``top_p`` and ``top_k`` are the sampler's, and the temperature is that of
     all log-probabilities. ``keep_sampling_mask`` and ``keep_routing``: sets left by the filters, and experts of
-    a mixture, are replayed in training. Dynamic sampling gives up after ``rounds`` draws and takes what it has.
-    ``overlong``: length of the zone before ``max_new_tokens`` in which DAPO's penalty grows. ``gamma``, ``lam`` and
-    ``critic_lr`` are PPO's. ``seed`` determines problems, samples, the order of updates and the critic.
+    a mixture, are replayed in training. ``sampler_dtype``: ``"bfloat16"``, say, samples with a copy of the policy in
+    that precision, made anew before each step, as engines for inference do; ``logp_old`` is then this sampler's, and
+    ratios differ from 1 before anything is updated. Dynamic sampling gives up after ``rounds`` draws and takes what
+    it has. ``overlong``: length of the zone before ``max_new_tokens`` in which DAPO's penalty grows. ``gamma``,
+    ``lam`` and ``critic_lr`` are PPO's. ``seed`` determines problems, samples, the order of updates and the critic.
     """
 
     algorithm: str | Algorithm = "grpo"
@@ -44,6 +49,7 @@ class TrainerConfig:
     top_k: int | None = None
     keep_sampling_mask: bool = True
     keep_routing: bool = True
+    sampler_dtype: str | None = None
     rounds: int = 10
     overlong: int = 4
     gamma: float = 1.0
@@ -61,6 +67,10 @@ class TrainerConfig:
         if self.minibatches > self.prompts * self.group:
             raise ValueError(
                 f"minibatches={self.minibatches} of {self.prompts * self.group} samples are empty"
+            )
+        if self.sampler_dtype not in SAMPLER_DTYPES:
+            raise ValueError(
+                f"sampler_dtype={self.sampler_dtype!r} is none of {', '.join(map(repr, SAMPLER_DTYPES))}"
             )
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be above 0: greedy samples teach nothing")

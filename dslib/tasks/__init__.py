@@ -5,6 +5,7 @@ from dslib.tasks.countdown import Countdown, CountdownProblem
 from dslib.tasks.pointer_chasing import PointerChasing, PointerProblem, Scratchpad
 from dslib.tasks.recall import RecallTask
 from dslib.tasks.reversed_addition import ReversedAddition
+from dslib.tasks.scripts import Reading, TwoScripts
 from dslib.tasks.state_tracking import StateTracking
 from dslib.tasks.verifiable import EnumerableTask, Task
 
@@ -16,11 +17,13 @@ __all__ = [
     "EnumerableTask",
     "PointerChasing",
     "PointerProblem",
+    "Reading",
     "RecallTask",
     "ReversedAddition",
     "Scratchpad",
     "StateTracking",
     "Task",
+    "TwoScripts",
     "batches",
     "evaluation_windows",
     "load_corpus",

@@ -7,6 +7,7 @@ import pytest
 from dslib import data, measurements
 from dslib.suite.claims import load_claims
 
+READ_NO_TEXT = ("grpo", "reasoning", "rl")
 SHIPPED = sorted((Path(data.__file__).parent / "measurements").glob("*.csv"))
 
 
@@ -27,7 +28,8 @@ def test_every_shipped_row_has_the_command_that_made_it(file):
     assert len(rows)
     assert rows["command"].str.fullmatch(r"dslib run \d\d --profile full --param .+").all()
     assert rows["date"].str.fullmatch(r"\d{4}-\d\d-\d\d").all()
-    assert rows["corpus"].str.fullmatch(r"[0-9a-f]{12}").all()
+    corpus = "" if file.stem.startswith(READ_NO_TEXT) else r"[0-9a-f]{12}"
+    assert rows["corpus"].astype(str).str.fullmatch(corpus).all()
     assert rows["source"].str.fullmatch(r"[0-9a-f]{12}").all()
 
 
@@ -151,3 +153,52 @@ def test_shipped_rwkv_was_searched_on_seeds_of_its_own_and_has_eight_seeds_an_ar
     for _, part in rows[~searched].groupby(["kind", "arm", "facts", "objects"]):
         assert sorted(part.seed) == list(range(8))
         assert part.groupby(["lr", "rest_lr"]).ngroups == 1
+
+
+def test_shipped_grpo_runs_are_whole_designs_and_differ_in_nothing_but_switches():
+    from dslib.rl import mismatch_study as study
+
+    rows = measurements.read("grpo_runs")
+    assert rows.seed.nunique() >= 8
+    assert not rows.duplicated(["seed", "control", *study.FACTORS]).any()
+    assert rows.groupby(["steps", "lr", "kl", "delta", "top_p"]).ngroups == 1
+    assert (rows.groupby("seed").p_correct_base.nunique() == 1).all()  # one base for all runs of a seed
+    for outcome in ("p_correct_filtered", "grad_norm", "exact_kl"):
+        assert len(study.effects(rows, outcome)) == rows.seed.nunique()
+    for control in study.CONTROLS:
+        assert len(study.control_effects(rows, control, "p_correct_filtered")) == rows.seed.nunique()
+
+
+def test_shipped_mismatch_has_every_way_to_score_of_the_same_seeds():
+    rows = measurements.read("grpo_mismatch")
+    ways = ["dtype", "top_p", "keep_routing", "keep_sampling_mask", "part"]
+    assert (rows.groupby("seed").size() == 2**5).all()
+    assert not rows.duplicated(["seed", *ways]).any()
+    assert set(rows.seed) == set(measurements.read("grpo_runs").seed)
+
+
+def test_shipped_rlvr_has_every_mark_of_every_seed_and_the_rates_that_its_table_averages():
+    from dslib.evaluation import exact_pass_at_k
+    from dslib.rl import boundary_study as study
+    from dslib.rl import boundary_tables as tables
+
+    rows, problems = measurements.read("rlvr"), measurements.read("rlvr_problems")
+    assert sorted(set(rows.seed)) == list(range(8))
+    assert not rows.duplicated(["task", "set", "policy", "step", "seed"]).any()
+    for (task, name), part in rows.groupby(["task", "set"]):
+        assert part.groupby("seed").step.apply(lambda steps: tuple(sorted(steps))).nunique() == 1
+        for policy in ("base", "rl"):
+            last = part[part.policy == policy].sort_values(["seed", "step"]).groupby("seed").last()
+            rates = tables.rates_of(problems, task, name, policy)
+            for k in study.KS:
+                found = [exact_pass_at_k(p, k) for p in rates]
+                assert found == pytest.approx(last[f"pass_{k}"].tolist(), rel=1e-5)
+    assert (Path(data.__file__).parent / "measurements" / "rlvr_problems.csv").stat().st_size < 500_000
+
+
+def test_shipped_scratchpads_have_every_mark_of_every_seed_and_shares_of_their_right_answers():
+    rows = measurements.read("rlvr_scratchpads")
+    assert sorted(set(rows.seed)) == list(range(8))
+    assert rows.groupby(["seed", "set"]).step.apply(tuple).nunique() == 1
+    assert (rows.share_sound + rows.share_unsound <= 1 + 1e-12).all()
+    assert (rows.sound_1 <= rows.pass_1).all()

@@ -147,3 +147,24 @@ def test_a_model_learns_to_be_brief_where_brevity_is_asked_for():
             lengths[int(effort)].append(length.mean().item())
     mean = {effort: sum(found) / len(found) for effort, found in lengths.items()}
     assert mean[100] > mean[1] + 2
+
+
+def test_bar_has_a_full_tick_for_every_ten_so_that_neighbouring_efforts_look_alike():
+    task = EffortTask(PointerChasing(problems=4), efforts=(10, 40, 90, 100), written="bar")
+    prompts = task.prompts(range(4))
+    ticks = prompts[:, :10] - task.task.vocab_size
+    assert ticks.tolist() == [[1] * n + [0] * (10 - n) for n in (1, 4, 9, 10)]
+    assert torch.equal(prompts[:, 10:], task.task.prompts([0] * 4))
+    assert int(prompts.max()) < task.vocab_size == task.task.vocab_size + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"efforts": (25,), "written": "bar"}, "effort 25 is no whole number of ticks; use multiples of 10"),
+        ({"written": "roman"}, "written='roman' is unknown"),
+    ],
+)
+def test_effort_that_cannot_be_written_so_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        EffortTask(PointerChasing(problems=4), **options)

@@ -99,7 +99,7 @@ RUNS = {
     "ppo": {"algorithm": "ppo", "epochs": 2},
     "dapo": {"algorithm": "dapo", "micro_batch": 5},
     "remax": {"algorithm": "remax", "top_p": 0.9},
-    "mixture": {"model": MIXTURE, "minibatches": 2},
+    "mixture": {"model": MIXTURE, "minibatches": 2, "sampler_dtype": "bfloat16"},
 }
 
 
@@ -302,6 +302,40 @@ def test_routes_are_kept_and_the_bias_moves_once_an_update(sums):
     assert trainer_of(sums, MIXTURE, keep_routing=False).step()["groups"] == 6
 
 
+def test_a_bfloat16_sampler_is_a_copy_made_anew_and_its_probabilities_are_the_old_ones(sums):
+    trainer = trainer_of(sums, MIXTURE, sampler_dtype="bfloat16", lr=0.1, minibatches=2)
+    before = trainer.sampler()
+    assert before is not trainer.model
+    assert {p.dtype for p in before.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+    trainer.step()
+    rollout = trainer.last.rollout
+    again = sample(
+        before, rollout.tokens[:, : rollout.prompt_length], SamplingConfig(4, end=7), record_routes=True
+    )
+    assert again.logp.shape == rollout.logp.shape
+    scored = score(before, rollout, routes=rollout.routes).float()
+    torch.testing.assert_close(scored, rollout.logp, rtol=0, atol=0.05)
+    for now, new in zip(trainer.model.parameters(), trainer.sampler().parameters(), strict=True):
+        assert torch.equal(new, now.bfloat16())
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(before.parameters(), trainer.sampler().parameters(), strict=True)
+    )
+    assert trainer_of(sums).sampler().lm_head.weight.dtype == torch.float32
+
+
+def test_without_an_update_a_bfloat16_sampler_already_moves_the_ratio_and_a_float32_copy_does_not(sums):
+    rows = {
+        x: trainer_of(sums, MIXTURE, sampler_dtype=x, temperature=0.3).step() for x in ("bfloat16", "float32")
+    }
+    assert rows["bfloat16"]["ratio_max"] > 1 + 1e-4
+    assert rows["float32"]["ratio_max"] == pytest.approx(1, abs=1e-5)
+    whole = trainer_of(sums, MIXTURE)
+    assert rows["float32"] == trainer_of(sums, MIXTURE, temperature=0.3).step()
+    assert whole.sampler() is whole.model
+
+
 def test_optimizers_of_ones_own(sums):
     def muon(model):
         matrices, rest = param_groups_for_muon(model)
@@ -341,6 +375,7 @@ def test_impossible_runs_are_refused_at_the_door(sums):
         ({"micro_batch": 0}, "micro_batch=0"),
         ({"minibatches": 25}, "minibatches=25"),
         ({"temperature": 0.0}, "temperature=0"),
+        ({"sampler_dtype": "int8"}, "sampler_dtype='int8' is none of None, 'bfloat16'"),
     ],
 )
 def test_impossible_configurations_are_refused_with_their_value(options, words):
