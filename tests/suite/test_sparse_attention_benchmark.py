@@ -41,3 +41,9 @@ def test_dense_ways_agree():
     at = benchmark.inputs(1, 20)
     dense, by_hand = benchmark.dense(at["q"], at["kv"]), benchmark.one_product(at["q"], at["kv"])
     torch.testing.assert_close(dense, by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_memory_that_the_allocator_still_held_is_a_rise_of_nothing_and_no_error(monkeypatch):
+    monkeypatch.setattr(benchmark, "MEMORY_LENGTH", 64)
+    monkeypatch.setattr(benchmark, "peak_memory", lambda function: 0)
+    assert [row[-1] for row in benchmark._memory()] == ["0", "0"]
