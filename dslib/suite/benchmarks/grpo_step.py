@@ -198,7 +198,7 @@ def peer_trainer(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, TrainerCallback
+    from transformers import PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     task = setting.task
@@ -237,7 +237,7 @@ def peer_trainer(
         report_to=[],
         disable_tqdm=True,
     )
-    return GRPOTrainer(
+    trainer = GRPOTrainer(
         model=llama,
         reward_funcs=reward,
         args=config,
@@ -245,3 +245,5 @@ def peer_trainer(
         processing_class=tokenizer,
         callbacks=[Clock()],
     )
+    trainer.remove_callback(PrinterCallback)  # our table is what is printed
+    return trainer
