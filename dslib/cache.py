@@ -17,6 +17,7 @@ import inspect
 import os
 import platform
 import sys
+import types
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -179,6 +180,19 @@ def _look_up(function: Callable[..., R], bound: inspect.BoundArguments, director
         ) from error
     with FileLock(store / "lock"):  # released by the system should this process die
         # The store is of this call alone. joblib would hash the arguments once more, with what a configuration
-        # has worked out and keeps for itself since.
-        memory = Memory(store, verbose=0).cache(function, ignore=list(bound.arguments))
+        # has worked out and keeps for itself since. And it writes a function's source into the first store that a
+        # process makes with it only, and finds no entry where there is none: so a function of this call alone, too.
+        memory = Memory(store, verbose=0).cache(_copy_of(function), ignore=list(bound.arguments))
         return memory(*bound.args, **bound.kwargs)
+
+
+def _copy_of(function: Callable[P, R]) -> Callable[P, R]:
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(copy, function, updated=())

@@ -123,6 +123,13 @@ def test_parallel_processes_compute_once(probe):
     assert probe.runs() == ["slow 0"]
 
 
+def test_new_process_finds_the_entry_that_was_not_the_first_of_its_maker(probe):
+    for name in ("first", "second"):
+        probe.step(name)
+    subprocess.run([sys.executable, "-c", START, str(probe.source), "second"], check=True)
+    assert probe.runs() == ["first 0", "second 0"]
+
+
 def test_works_inside_loky_workers(probe):
     from joblib import Parallel, delayed, wrap_non_picklable_objects
     from joblib.externals.loky import get_reusable_executor
