@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from dslib import workers
 from dslib.cache import cached
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
@@ -385,23 +386,10 @@ def in_workers(
     ``run`` is a function at the top of a module, :func:`dslib.cache.cached` if its results are to be kept;
     the digest is there for the cache's key, because the text is no part of the configuration.
     """
-    import joblib
-
-    tasks = [
-        joblib.delayed(_on_one_thread)(run, config, load_corpus(config.corpus).digest) for config in configs
-    ]
-    yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+    calls = [(config, load_corpus(config.corpus).digest) for config in configs]
+    yield from workers.in_workers(run, calls, jobs)
 
 
 @cached
 def _train(config: TrainConfig, corpus: str) -> TrainResult:
     return train(config)
-
-
-def _on_one_thread(run: Callable[[TrainConfig, str], R], config: TrainConfig, corpus: str) -> R:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return run(config, corpus)
-    finally:
-        torch.set_num_threads(threads)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-import joblib
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from dslib.rl.trainer import Trainer
 from dslib.rl.trainer_config import TrainerConfig
 from dslib.tasks.countdown import Countdown
 from dslib.tasks.verifiable import Task
+from dslib.workers import in_workers
 
 #: pass@k is measured at these k; columns ``train_1`` … and ``held_1`` ….
 KS = tuple(2**n for n in range(13))
@@ -177,8 +177,7 @@ def live_runs(study: StudyConfig, seed: int) -> dict[str, Run]:
 
 def run_many(runs: Iterable[Run], jobs: int = 1) -> Iterator[tuple[list[dict], list[dict]]]:
     """(evaluations, curve) of each run, in order, on one thread each in ``jobs`` processes, and cached."""
-    tasks = [joblib.delayed(_on_one_thread)(run) for run in runs]
-    yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+    yield from in_workers(_result, [(run,) for run in runs], jobs)
 
 
 def tables(arms: Iterable[str], results: Iterable[tuple[list[dict], list[dict]]], every: int = 5) -> Any:
@@ -205,15 +204,6 @@ def stopped_early(path: Any, pass_at_1: float, column: str) -> float:
         ([True], np.diff(best) > 0)
     )  # later rows that are no better add nothing to the way up
     return float(np.interp(pass_at_1, best[kept], path[column].to_numpy()[kept]))
-
-
-def _on_one_thread(run: Run) -> tuple[list[dict], list[dict]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _result(run)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @cached

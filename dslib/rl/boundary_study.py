@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -322,25 +321,6 @@ def scratchpad_run(study: Study, seed: int) -> Scratchpads:
             row = scratchpad_row(run.model, study.measured(held_out), study.samples)
             rows.append({"seed": seed, "step": step, "set": name, **row})
     return Scratchpads(rows, {"base": base.state_dict(), "rl": run.model.state_dict()})
-
-
-def in_workers(
-    run: Callable[[Study, int], R], study: Study, seeds: Iterable[int], jobs: int = 1
-) -> Iterator[R]:
-    """``run(study, seed)`` of every seed, each on one thread, ``jobs`` at a time, in their order."""
-    import joblib
-
-    tasks = [joblib.delayed(_on_one_thread)(run, study, seed) for seed in seeds]
-    yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
-
-
-def _on_one_thread(run: Callable[[Study, int], R], study: Study, seed: int) -> R:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return run(study, seed)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def crossing(first: np.ndarray, second: np.ndarray, most: int = 2**14) -> int:

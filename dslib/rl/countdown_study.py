@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from dslib import checkpoints
@@ -14,6 +13,7 @@ from dslib.rl.sft import SFTConfig, demonstrations, sft
 from dslib.tasks.countdown import Countdown
 from dslib.tasks.pointer_chasing import PointerChasing
 from dslib.tasks.reversed_addition import ReversedAddition
+from dslib.workers import one_thread
 
 #: The base is trained on problems 0 … 59 999 of its task; RL trains on the next ones, and nothing trains on held-out.
 TRAINING, HELD_OUT = (60_000, 400), (70_000, 200)
@@ -57,11 +57,7 @@ def base_model(config: BaseConfig, seed: int) -> Decoder:
 
 @cached
 def _base_weights(config: BaseConfig, seed: int) -> dict[str, Tensor]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         model = config.model.build(seed)
         sft(model, demonstrations(config.task), replace(config.sft, seed=seed))
-    finally:
-        torch.set_num_threads(threads)
     return checkpoints.rounded(model).state_dict()

@@ -8,7 +8,7 @@ the KL estimate by the ratio: here each is switched on and off, in all combinati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -29,6 +29,7 @@ from dslib.rl.sft import SFTConfig, demonstrations, sft
 from dslib.rl.trainer import Trainer
 from dslib.rl.trainer_config import TrainerConfig
 from dslib.tasks.countdown import Countdown
+from dslib.workers import in_workers, one_thread
 
 #: The switches, in the order of the columns of the design.
 FACTORS = ("keep_routing", "keep_sampling_mask", "off_policy_mask", "unbiased_kl")
@@ -101,9 +102,10 @@ class Run:
 
 @cached
 def base_weights(config: BaseConfig) -> dict[str, Tensor]:
-    """The weights of a base policy. Deterministic."""
+    """The weights of a base policy, trained on one thread: the same whoever is first to ask. Deterministic."""
     model = config.model.build(config.seed)
-    sft(model, demonstrations(config.task), replace(config.sft, seed=config.seed))
+    with one_thread():
+        sft(model, demonstrations(config.task), replace(config.sft, seed=config.seed))
     return model.state_dict()
 
 
@@ -198,23 +200,7 @@ def cached_run(config: RunConfig) -> Run:
 
 def run_many(configs: Iterable[RunConfig], jobs: int = 1) -> Iterator[Run]:
     """:func:`run` of every configuration, in worker processes of one thread each, and kept."""
-    yield from _in_workers(cached_run, configs, jobs)
-
-
-def _in_workers(function: Callable, configs: Iterable, jobs: int) -> Iterator:
-    import joblib
-
-    tasks = [joblib.delayed(_on_one_thread)(function, config) for config in configs]
-    yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
-
-
-def _on_one_thread(function: Callable, config: Any) -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return function(config)
-    finally:
-        torch.set_num_threads(threads)
+    yield from in_workers(cached_run, [(config,) for config in configs], jobs)
 
 
 def design(config: RunConfig, seeds: Iterable[int], controls: bool = True) -> list[RunConfig]:

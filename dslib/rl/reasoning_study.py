@@ -29,6 +29,7 @@ from dslib.rl.trainer import Trainer
 from dslib.rl.trainer_config import TrainerConfig
 from dslib.tasks.pointer_chasing import PointerChasing
 from dslib.tasks.scripts import Reading, TwoScripts
+from dslib.workers import in_workers
 
 
 @dataclass(frozen=True)
@@ -331,19 +332,7 @@ def tables(
     config: Reasoning, seeds: Iterable[int], jobs: int = 1
 ) -> Iterator[dict[str, list[dict[str, Any]]]]:
     """:func:`seed_tables` of each seed, in worker processes of one thread."""
-    import joblib
-
-    tasks = [joblib.delayed(_on_one_thread)(config, seed) for seed in seeds]
-    yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
-
-
-def _on_one_thread(config: Reasoning, seed: int) -> dict[str, list[dict[str, Any]]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return seed_tables(config, seed)
-    finally:
-        torch.set_num_threads(threads)
+    yield from in_workers(seed_tables, [(config, seed) for seed in seeds], jobs)
 
 
 def save(config: Reasoning, seed: int, tables: Mapping[str, Any], command: str) -> None:

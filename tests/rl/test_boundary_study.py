@@ -18,6 +18,7 @@ from dslib.rl.trainer_config import TrainerConfig
 from dslib.tasks.countdown import Countdown
 from dslib.tasks.pointer_chasing import PointerChasing
 from dslib.tasks.reversed_addition import ReversedAddition
+from dslib.workers import in_workers
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +155,7 @@ def test_scratchpad_run_has_a_row_a_mark_and_set_and_a_uniform_model_no_well_for
 
 def test_workers_keep_the_order_of_seeds():
     kind = small(ADDITION)
-    assert [run.rows[0]["seed"] for run in study.in_workers(study.exact_run, kind, (1, 0))] == [1, 0]
+    assert [run.rows[0]["seed"] for run in in_workers(study.exact_run, [(kind, 1), (kind, 0)])] == [1, 0]
 
 
 @pytest.mark.parametrize(
