@@ -106,7 +106,7 @@ class Trainer:
         without :meth:`resume` trains on, but no longer the run of its seed.
         """
         self.interrupted = True
-        samples = self.last = collect(self.model, self.task, self.config, self.generator)
+        samples = self.last = self.collect()
         rollout = samples.rollout
         row = {
             "step": len(self.table) + 1,
@@ -127,6 +127,10 @@ class Trainer:
         self.table.append(row)
         self.interrupted = False
         return row
+
+    def collect(self) -> Samples:
+        """What the next step learns from: :func:`dslib.rl.samples.collect`."""
+        return collect(self.model, self.task, self.config, self.generator)
 
     @torch.no_grad()
     def prepare(self, samples: Samples) -> PolicyBatch:
