@@ -76,10 +76,10 @@ def _part(worlds: SearchWorlds, span: tuple[int, int]) -> SearchWorlds:
 
 def sft_policy(config: PolicyConfig, seed: int = 0) -> tuple[Decoder, list[float]]:
     """The fine-tuned policy, its weights rounded to what a shipped file keeps, and the loss of each step."""
-    model, source = config.model.build(seed), config.demonstrations
+    model, source = config.model.build(seed), config.demonstrations.batches()
 
     def batch(count: int, generator: torch.Generator) -> Examples:
-        return Examples(*source.batch(count, generator))
+        return Examples(*source(count, generator))
 
     losses = sft(model, batch, replace(config.sft, seed=seed))
     return checkpoints.rounded(model), losses

@@ -50,8 +50,8 @@ def test_loop_over_messages_and_batched_engine_give_the_same_tokens(
 ):
     window = 34
     task = SearchTask(WORLDS, window, name, reasoning)
-    episodes = [task.episode(i) for i in range(8)]
-    streams = [(5, i) for i in range(8)]
+    episodes = [task.episode(i) for i in range(5)]
+    streams = [(5, i) for i in range(5)]
     play(model, episodes, streams, SamplingConfig(1, temperature), slots=3)
     for index, (episode, stream) in enumerate(zip(episodes, streams, strict=True)):
         session = SearchTools(WORLDS, index)
@@ -76,6 +76,7 @@ def test_loop_over_messages_and_batched_engine_give_the_same_tokens(
         assert outcome.reason == REASONS[episode.outcome]
         assert outcome.resets == len(episode.resets)
         assert session.solved == (episode.outcome == "solved")
+    assert (strategy is None) == (not any(episode.resets for episode in episodes))
 
 
 def test_policy_takes_plain_messages_as_well_and_refuses_a_conversation_without_a_question(model):
