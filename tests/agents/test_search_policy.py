@@ -29,13 +29,23 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def model():
-    """Untrained, but it opens and searches often, answers seldom, and thinks at times."""
-    made = DecoderConfig(len(WORDS), d_model=16, layers=2, heads=2).build(3)
+    """Untrained but for its head, which knows what may follow what: calls are well formed, answers rare."""
+    made = DecoderConfig(len(WORDS), d_model=32, layers=2, heads=2).build(3)
+    embedding = made.embedding.weight
+    said = [*WORDS.facts, *WORDS.entities, *WORDS.questions, *WORDS.verdicts]
     with torch.no_grad():
-        made.embedding.weight.normal_(0, 1, generator=torch.Generator().manual_seed(0))
-        made.lm_head.weight.normal_(0, 0.15, generator=torch.Generator().manual_seed(1))
-        for token in (*WORDS.questions, 0, 1, 2, 3):
-            made.lm_head.weight[token] = 0
+        embedding.normal_(0, 1, generator=torch.Generator().manual_seed(0))
+        embedding[said] += 2 * embedding[WORDS.same]  # alike, so that a call may follow each
+        head = 0.02 * made.lm_head.weight
+        for token in (WORDS.open, WORDS.search):
+            head[token] += 0.15 * embedding[WORDS.same]
+        for token in (*WORDS.verdicts, WORDS.answer):
+            head[token] += 0.1 * embedding[WORDS.same]
+        for token in WORDS.entities:
+            head[token] += 0.3 * (embedding[WORDS.open] + embedding[WORDS.answer])
+        for token in WORDS.facts:
+            head[token] += 0.3 * embedding[WORDS.search]
+        made.lm_head.weight.copy_(head + 0.05 * embedding)
     return made
 
 
@@ -76,7 +86,7 @@ def test_loop_over_messages_and_batched_engine_give_the_same_tokens(
         assert outcome.reason == REASONS[episode.outcome]
         assert outcome.resets == len(episode.resets)
         assert session.solved == (episode.outcome == "solved")
-    assert (strategy is None) == (not any(episode.resets for episode in episodes))
+    assert strategy is None or temperature == 0 or sum(len(episode.resets) for episode in episodes) >= 3
 
 
 def test_policy_takes_plain_messages_as_well_and_refuses_a_conversation_without_a_question(model):
