@@ -12,10 +12,11 @@ from torch import Tensor
 
 from dslib import checkpoints
 from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.models.training import fit
 from dslib.rl.episodes import EpisodeTrainer, play
 from dslib.rl.objectives import LossConfig
 from dslib.rl.rollout import SamplingConfig
-from dslib.rl.sft import Examples, SFTConfig, sft
+from dslib.rl.sft import Examples, SFTConfig, completion_loss
 from dslib.rl.trainer_config import TrainerConfig
 from dslib.tasks.search_episode import SearchTask
 from dslib.tasks.search_expert import Demonstrations
@@ -24,6 +25,8 @@ from dslib.tasks.search_world import SearchWorlds
 
 #: Fine-tuning, GRPO and measurements draw from worlds of their own.
 FINE_TUNING, TRAINING, HELD_OUT = (0, 1_000_000), (1_000_000, 1_000_000), (2_000_000, 100_000)
+#: In how many parts a batch of fine-tuning goes through the model.
+PARTS = 3
 #: The shipped weights, after fine-tuning and after GRPO.
 SFT_CHECKPOINT, CHECKPOINT = "search_policy_sft", "search_policy"
 
@@ -74,14 +77,30 @@ def _part(worlds: SearchWorlds, span: tuple[int, int]) -> SearchWorlds:
     return replace(worlds, skip=worlds.skip + span[0], worlds=span[1])
 
 
-def sft_policy(config: PolicyConfig, seed: int = 0) -> tuple[Decoder, list[float]]:
-    """The fine-tuned policy, its weights rounded to what a shipped file keeps, and the loss of each step."""
-    model, source = config.model.build(seed), config.demonstrations.batches()
+def sft_policy(
+    config: PolicyConfig, seed: int = 0, observe: Callable[[list[float]], object] | None = None
+) -> tuple[Decoder, list[float]]:
+    """The fine-tuned policy, its weights rounded to what a shipped file keeps, and the loss of each step, nats a
+    token. ``observe(losses so far)`` is called before every step.
 
-    def batch(count: int, generator: torch.Generator) -> Examples:
-        return Examples(*source(count, generator))
+    As :func:`dslib.rl.sft`, but that the episodes of a batch, whose lengths differ, go through the model in three
+    parts of about one length each, and little is padded. The loss is that of the whole batch: batches of one length
+    would not do, for the short episodes are those that an early mistake has ended.
+    """
+    model, source = config.model.build(seed), config.demonstrations
+    generator, losses = torch.Generator().manual_seed(seed), []
 
-    losses = sft(model, batch, replace(config.sft, seed=seed))
+    def loss_of_batch(step: int) -> Tensor:
+        if observe is not None:
+            observe(losses)
+        batch = Examples(*source.batch(config.sft.batch_size, generator))
+        parts = [batch.rows(rows) for rows in torch.arange(len(batch)).tensor_split(PARTS) if len(rows)]
+        loss = sum(completion_loss(model, part) * part.mask.sum() for part in parts) / batch.mask.sum()
+        losses.append(loss.item())
+        return loss
+
+    model.train()
+    fit(model, replace(config.sft, seed=seed).training, loss_of_batch)
     return checkpoints.rounded(model), losses
 
 

@@ -88,7 +88,14 @@ def main(
         )
         return rates[1.0]
 
-    model, losses = sft_policy(config, seed)
+    def progress(losses: list[float]) -> None:
+        if losses and len(losses) % 50 == 0:
+            seconds = time.perf_counter() - began
+            print(
+                f"step {len(losses)}: {sum(losses[-50:]) / 50:.3f} nats a token ({seconds:.0f} s)", flush=True
+            )
+
+    model, losses = sft_policy(config, seed, progress)
     print(f"fine-tuned: loss {sum(losses[-20:]) / len(losses[-20:]):.3f} nats a token")
     about["success"] = measure(model, "fine-tuned")
     if save:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +11,6 @@ from torch import Tensor
 from dslib.tasks.search_episode import STRATEGIES, History, SearchEpisode, is_page
 from dslib.tasks.search_tokens import SearchVocabulary
 from dslib.tasks.search_world import SearchWorlds
-
-#: (prompts, completions, mask) of demonstrations.
-Batch = tuple[Tensor, Tensor, Tensor]
 
 
 def expert_turn(
@@ -110,35 +106,17 @@ class Demonstrations:
                 own += [False] * len(result)
         return tokens, own, episode
 
-    def batch(self, count: int, generator: torch.Generator) -> Batch:
-        """``count`` demonstrations of random worlds: prompts (count, attributes), the words of the question,
-        completions (count, new) int64, padded, and their mask, True for what the expert wrote."""
-        return self._padded(self._drawn(count, generator))
-
-    def batches(self, pool: int = 8) -> Callable[[int, torch.Generator], Batch]:
-        """What makes :meth:`batch` after batch, ``pool`` of them at a time out of which each has episodes of about
-        one length, so that little is padded; the batches come in random order."""
-        waiting: list[list[tuple[list[int], list[bool]]]] = []
-
-        def draw(count: int, generator: torch.Generator) -> Batch:
-            if not waiting:
-                found = sorted(self._drawn(pool * count, generator), key=lambda pair: len(pair[0]))
-                for part in torch.randperm(pool, generator=generator).tolist():
-                    waiting.append(found[part * count : (part + 1) * count])
-            return self._padded(waiting.pop())
-
-        return draw
-
-    def _drawn(self, count: int, generator: torch.Generator) -> list[tuple[list[int], list[bool]]]:
+    def batch(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """``count`` demonstrations of random worlds, the longest first: prompts (count, attributes), the words of the
+        question, completions (count, new) int64, padded, and their mask, True for what the expert wrote."""
         words = SearchVocabulary(self.worlds)
         indices = torch.randint(len(self.worlds), (count,), generator=generator).tolist()
         draw = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-        return [self.episode(index, words, draw)[:2] for index in indices]
-
-    def _padded(self, found: list[tuple[list[int], list[bool]]]) -> Batch:
-        start, longest = self.worlds.attributes, max(len(tokens) for tokens, _ in found)
-        completions = torch.zeros(len(found), longest - start, dtype=torch.long)
-        mask = torch.zeros(len(found), longest - start, dtype=torch.bool)
+        found = [self.episode(index, words, draw)[:2] for index in indices]
+        found.sort(key=lambda pair: -len(pair[0]))
+        start, longest = self.worlds.attributes, len(found[0][0])
+        completions = torch.full((count, longest - start), words.pad)
+        mask = torch.zeros(count, longest - start, dtype=torch.bool)
         for row, (tokens, own) in enumerate(found):
             completions[row, : len(tokens) - start] = torch.tensor(tokens[start:])
             mask[row, : len(own) - start] = torch.tensor(own[start:])

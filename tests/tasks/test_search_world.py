@@ -340,15 +340,6 @@ def test_demonstrations_score_what_the_expert_wrote_and_nothing_else():
     assert not mask[completions == WORDS.pad].any()
 
 
-def test_batches_of_about_one_length_hold_the_same_episodes_as_batches_of_any():
-    source = Demonstrations(WORLDS, resumed=0.0)
-    draw, generator = source.batches(pool=4), torch.Generator().manual_seed(0)
-    parts = [draw(6, generator) for _ in range(4)]
-    whole = source.batch(24, torch.Generator().manual_seed(0))
-    assert sorted(m.sum().item() for p in parts for m in p[2]) == sorted(m.sum().item() for m in whole[2])
-    assert sum(p[1].numel() for p in parts) < 0.9 * whole[1].numel()
-
-
 def test_resumed_demonstrations_go_on_from_every_kind_of_reset():
     source, draw = Demonstrations(WORLDS, resumed=1.0, latest=6), np.random.default_rng(0)
     kinds = set()
