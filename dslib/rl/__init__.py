@@ -3,6 +3,7 @@
 from dslib.rl.advantages import gae, group_advantages, token_rewards, whiten
 from dslib.rl.distill import distillation_kl, distillation_loss, rejection_sample, solver_examples
 from dslib.rl.effort import EffortTask, subgroup_advantages
+from dslib.rl.episodes import Episode, EpisodeTask, EpisodeTrainer, Played, play
 from dslib.rl.kl import kl_estimate
 from dslib.rl.masks import informative_groups, off_policy_sequence_mask
 from dslib.rl.objectives import (
@@ -39,8 +40,12 @@ __all__ = [
     "Algorithm",
     "EffortPenalty",
     "EffortTask",
+    "Episode",
+    "EpisodeTask",
+    "EpisodeTrainer",
     "Examples",
     "LossConfig",
+    "Played",
     "PolicyBatch",
     "PolicyLoss",
     "Rollout",
@@ -68,6 +73,7 @@ __all__ = [
     "merged_metrics",
     "off_policy_sequence_mask",
     "overlong_penalty",
+    "play",
     "policy_loss",
     "rejection_sample",
     "rubric_reward",

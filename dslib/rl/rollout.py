@@ -177,7 +177,7 @@ def sample(
                 routes = seen.new_full((len(seen), count, prompt_length + width - 1, seen.shape[-1]), -1)
                 routes[:, :, :prompt_length] = seen
             for step in range(width):
-                chosen, *found = _draw(logits, drawn[rows, step], config)
+                chosen, *found = draw(logits, drawn[rows, step], config)
                 if logp is None:
                     logp, entropy = (found[0].new_zeros(count, width) for _ in range(2))
                     if record_kept:
@@ -241,7 +241,7 @@ def completion_states(model: nn.Module, rollout: Rollout, routes: Tensor | None 
     if largest >= vocabulary:
         raise ValueError(f"token {largest} of the rollout is not in the model's vocabulary of {vocabulary}")
     start = rollout.prompt_length
-    if routes is None and _is_plain(model) and len(rollout) > 1 and rollout.mask.shape[1] > 1:
+    if routes is None and is_plain(model) and len(rollout) > 1 and rollout.mask.shape[1] > 1:
         prompts, which = rollout.tokens[:, :start].unique(dim=0, return_inverse=True)
         if 2 * len(prompts) <= len(rollout):
             cache = KVCache()
@@ -252,7 +252,7 @@ def completion_states(model: nn.Module, rollout: Rollout, routes: Tensor | None 
         return hidden_states(model, rollout.tokens[:, :-1])[:, start - 1 :]
 
 
-def _is_plain(model: nn.Module) -> bool:
+def is_plain(model: nn.Module) -> bool:
     """Whether gradients through the cache are those of one pass, and no expert's load counts the tokens."""
     return isinstance(model, Decoder) and all(
         type(block.attention) is SelfAttention and type(block.mlp) is MLP for block in model.blocks
@@ -285,7 +285,7 @@ def token_entropy(logits: Tensor, temperature: float = 1.0, kept: Tensor | None 
     return -(logp.exp() * logp.masked_fill(logp == float("-inf"), 0)).sum(-1)
 
 
-def _draw(logits: Tensor, drawn: Tensor, config: SamplingConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw(logits: Tensor, drawn: Tensor, config: SamplingConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """From logits (rows, vocabulary) and uniform numbers (rows,) float64: tokens, their log-probabilities, the
     entropies, (rows,) each, and the kept sets (rows, vocabulary)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

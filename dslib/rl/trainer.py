@@ -106,7 +106,7 @@ class Trainer:
         without :meth:`resume` trains on, but no longer the run of its seed.
         """
         self.interrupted = True
-        samples = self.last = collect(self.sampler(), self.task, self.config, self.generator)
+        samples = self.last = self.collect()
         rollout = samples.rollout
         row = {
             "step": len(self.table) + 1,
@@ -134,6 +134,10 @@ class Trainer:
             return self.model
         copied = copy.deepcopy(self.model).requires_grad_(False)
         return copied.to(getattr(torch, self.config.sampler_dtype)).eval()
+
+    def collect(self) -> Samples:
+        """What the next step learns from: :func:`dslib.rl.samples.collect`."""
+        return collect(self.sampler(), self.task, self.config, self.generator)
 
     @torch.no_grad()
     def prepare(self, samples: Samples) -> PolicyBatch:
