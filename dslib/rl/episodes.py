@@ -311,7 +311,7 @@ class EpisodeTrainer(Trainer):
         episodes = [self.task.episode(index) for index in every]
         streams = [(base, number) for number in range(len(episodes))]
         sampling = SamplingConfig(1, config.temperature, config.top_p, config.top_k)
-        self.played = play(self.model, episodes, streams, sampling, self.slots)
+        self.played = play(self.sampler(), episodes, streams, sampling, self.slots)
         rewards = self.played.rewards.view(-1, config.group)
         return Samples(indices, self.played.rollout, rewards, len(episodes), rewards.double().mean().item())
 
