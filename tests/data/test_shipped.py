@@ -202,3 +202,22 @@ def test_shipped_scratchpads_have_every_mark_of_every_seed_and_shares_of_their_r
     assert rows.groupby(["seed", "set"]).step.apply(tuple).nunique() == 1
     assert (rows.share_sound + rows.share_unsound <= 1 + 1e-12).all()
     assert (rows.sound_1 <= rows.pass_1).all()
+
+
+def test_shipped_rl_algorithms_have_eight_seeds_an_arm_and_equal_steps_and_samples_where_they_say_so():
+    from dslib.rl import algorithms_study as study
+
+    rows, curves = measurements.read("rl_algorithms"), measurements.read("rl_algorithms_curves")
+    seeds = list(range(8))
+    for arm in {*rows.arm} - {f"{name}, {rate}" for name in study.NAMES for rate in study.RATES}:
+        assert sorted(rows[(rows.arm == arm) & (rows["mark"] == "end")].seed) == seeds, arm
+    for rate in study.RATES:
+        assert sorted(rows[(rows.arm == f"grpo, {rate}") & (rows["mark"] == "end")].seed) == seeds
+    ends = rows[rows.arm.isin(study.NAMES) & (rows["mark"] == "end")]
+    assert ends.groupby(["step", "lr", "prompts", "group", "beta"]).ngroups == 1
+    equal = rows[rows.arm.isin(study.NAMES) & (rows["mark"] == "equal samples")]
+    assert sorted(equal.groupby("arm").seed.nunique()) == [8] * len(study.NAMES)
+    assert (equal.samples >= equal.prompts * equal.group * ends.step.iloc[0]).all()
+    assert not rows.duplicated(["arm", "mark", "step", "seed"]).any()
+    assert set(rows.columns) >= {f"{where}_{k}" for where in ("train", "held") for k in study.KS}
+    assert set(curves.seed) == set(rows.seed)
