@@ -7,7 +7,7 @@ import pytest
 from dslib import data, measurements
 from dslib.suite.claims import load_claims
 
-READ_NO_TEXT = ("grpo", "reasoning", "rl")
+READ_NO_TEXT = ("agent", "grpo", "reasoning", "rl")
 SHIPPED = sorted((Path(data.__file__).parent / "measurements").glob("*.csv"))
 
 
@@ -221,3 +221,28 @@ def test_shipped_rl_algorithms_have_eight_seeds_an_arm_and_equal_steps_and_sampl
     assert not rows.duplicated(["arm", "mark", "step", "seed"]).any()
     assert set(rows.columns) >= {f"{where}_{k}" for where in ("train", "held") for k in study.KS}
     assert set(curves.seed) == set(rows.seed)
+
+
+def test_shipped_agent_context_has_every_arm_in_the_same_thousand_worlds():
+    from dslib.agents.context_study import StudyConfig
+    from dslib.agents.context_tables import unpack
+
+    packed = measurements.read("agent_context")
+    assert sorted(packed.arm) == sorted(arm.name for arm in StudyConfig().arms)
+    assert set(packed.worlds) == {StudyConfig().parts * StudyConfig().part}
+    assert packed.worlds.min() >= 1000
+    rows = unpack(packed)
+    assert (rows.groupby("arm").world.nunique() == packed.worlds.iloc[0]).all()
+    assert (rows.solved == (rows.outcome == "solved")).all()
+    assert rows.calls.between(0, 40).all()
+    assert (Path(data.__file__).parent / "measurements" / "agent_context.csv").stat().st_size < 1_000_000
+
+
+def test_shipped_search_policies_are_small_and_say_in_which_window_they_were_trained():
+    from dslib.rl.search_policy_study import shipped_policy
+
+    for name in ("search_policy", "search_policy_sft"):
+        _, _, known = shipped_policy(name)
+        assert known["about"]["training_window"] is None
+        assert known["command"].startswith("python -m dslib.rl.train_search_policy")
+        assert data.path(f"checkpoints/{name}.safetensors").stat().st_size < 4_000_000
