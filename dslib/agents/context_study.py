@@ -189,6 +189,7 @@ class StudyConfig:
         found += [Arm(thinking="scrambled"), Arm(main, "discard_all", thinking="scrambled")]
         return (
             *found,
+            Arm(sample=1),
             Arm(policy="sft"),
             Arm(policy="sft", temperature=0.0),
             Arm(temperature=0.0),
