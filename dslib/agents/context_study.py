@@ -183,10 +183,9 @@ class StudyConfig:
         found += [Arm(main, "random_75")]
         for place in ((None, None), (main, None), (main, "discard_all")):
             found += [Arm(*place, thinking="off"), Arm(*place, thinking="random")]
-            found += [Arm(*place, reasoning="drop_all")]
+            found += [Arm(*place, thinking="scrambled"), Arm(*place, reasoning="drop_all")]
             if self.trained is None and _is_shipped("window"):
                 found.append(Arm(*place, policy="window"))
-        found += [Arm(thinking="scrambled"), Arm(main, "discard_all", thinking="scrambled")]
         return (
             *found,
             Arm(sample=1),
