@@ -31,8 +31,9 @@ class Thinking:
 @dataclass(frozen=True)
 class Rewarded:
     """``task`` with the sum of some rewards: ``"accuracy"`` of the answer, ``"format"``, 1 for the tags,
-    ``"language"``, the share of the thought in the prompt's script, and ``"tagged accuracy"``, the product of the
-    first two. ``shuffled`` deals the rewards of a problem's completions out among them at random, the null of
+    ``"language"``, the share of the thought in the prompt's script, 1 for an empty thought and 0 without tags,
+    ``"some language"``, the same with 0 for an empty thought, and ``"tagged accuracy"``, the product of the first
+    two. ``shuffled`` deals the rewards of a problem's completions out among them at random, the null of
     learning from rewards. Raises ValueError for an unknown reward."""
 
     task: TwoScripts
@@ -40,9 +41,9 @@ class Rewarded:
     shuffled: bool = False
 
     def __post_init__(self) -> None:
-        unknown = set(self.parts) - {*ALL, "tagged accuracy"}
+        unknown = set(self.parts) - {*ALL, "some language", "tagged accuracy"}
         if unknown or not self.parts:
-            raise ValueError(f"parts={self.parts} must be some of {ALL} or 'tagged accuracy'")
+            raise ValueError(f"parts={self.parts} must be some of {ALL}, 'some language', 'tagged accuracy'")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "task":
@@ -59,8 +60,9 @@ class Rewarded:
         tagged = torch.tensor([float(r.tagged) for r in readings])
         total = torch.zeros(len(readings))
         for part in self.parts:
-            if part == "language":
-                total += language_consistency([r.native for r in readings], bool)
+            if part in ("language", "some language"):
+                empty = float(part == "language")
+                total += tagged * language_consistency([r.native for r in readings], bool, empty)
             else:
                 total += {"accuracy": right, "format": tagged, "tagged accuracy": right * tagged}[part]
         return dealt_out(total, torch.as_tensor(indices), completions) if self.shuffled else total
