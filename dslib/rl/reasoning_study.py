@@ -56,7 +56,7 @@ STAGES: dict[str, Stage] = {
     "half-trained base": Stage(None, "half the text"),
     "zero, half-trained": Stage("half-trained base", "rl", ("accuracy", "format")),
     "zero, language": Stage("base", "rl", ALL),
-    "zero, some language": Stage("base", "rl", ("accuracy", "format", "some language")),
+    "zero, language or nothing": Stage("base", "rl", ("accuracy", "format", "language or nothing")),
     "cold start": Stage("base", "cold"),
     "RL": Stage("cold start", "rl", ALL),
     "RL, no language reward": Stage("cold start", "rl", ("accuracy", "format")),

@@ -100,8 +100,8 @@ def language_consistency(
 
     ``language``: ``"en"`` counts words of ASCII letters, ``"zh"`` Chinese characters; or a function of a word,
     or of a token id where the thoughts are lists of those. Numbers and signs are no words. ``empty``: the
-    share of a thought without a word. With 0, it has shown nothing; but where no thought is needed, that pays for a
-    needless one, and 1 does not. Raises ValueError for another language.
+    share of a thought without a word. With 0 it has shown nothing, and a needless thought pays; with 1 nothing is mixed
+    in it, and not to think at all pays for a model that mixes. Raises ValueError for another language.
     """
     if not callable(language) and language not in LANGUAGES:
         raise ValueError(f"language={language!r} is unknown; use one of {', '.join(map(repr, LANGUAGES))}")
