@@ -187,12 +187,16 @@ class Window:
             window.add(message)
         for event in reversed(waiting):
             window.apply(event)
-        if window.count is not None:
-            window.tokens = window.count(window.visible())  # the truth, should costs not add up
-            if strategy and window.tokens > budget:
-                window._reset(strategy, budget)
-                window.tokens = window.count(window.visible())
+        window._recount()
+        if strategy and window.tokens > budget:
+            window._reset(strategy, budget)
+            window._recount()
         return window
+
+    def _recount(self) -> None:
+        """The truth, for a counter whose costs might not add up; those of a TokenCounter do."""
+        if self.count is not None and not isinstance(self.count, TokenCounter):
+            self.tokens = self.count(self.visible())
 
     def visible(self, stop: int | None = None) -> list[Message]:
         """The messages, each summary in its place; with ``stop``, those before that place in the transcript."""

@@ -35,9 +35,10 @@ from dslib.workers import in_workers
 @dataclass(frozen=True)
 class Stage:
     """``start``: the stage whose weights are trained on, None for fresh ones. ``kind``: ``"text"``, demonstrations
-    of all kinds; ``"cold"``, a few readable traces; ``"verified"``, what a verifier accepted of ``teacher``'s
-    samples; ``"numbers"``, text with an effort in front; ``"rl"``, for the ``rewards``, ``shuffled`` within each
-    group or not; ``"effort"``, RL at an effort, which ``shuffled`` makes another than the one in the prompt."""
+    of all kinds; ``"half the text"``, half as many steps of them; ``"cold"``, a few readable traces;
+    ``"verified"``, what a verifier accepted of ``teacher``'s samples; ``"numbers"``, text with an effort in front;
+    ``"rl"``, for the ``rewards``, ``shuffled`` within each group or not; ``"effort"``, RL at an effort, which
+    ``shuffled`` makes another than the one in the prompt."""
 
     start: str | None
     kind: str
@@ -52,7 +53,10 @@ STAGES: dict[str, Stage] = {
     "zero": Stage("base", "rl", ("accuracy", "format")),
     "zero, shuffled rewards": Stage("base", "rl", ("accuracy", "format"), shuffled=True),
     "zero, format alone": Stage("base", "rl", ("format",)),
+    "half-trained base": Stage(None, "half the text"),
+    "zero, half-trained": Stage("half-trained base", "rl", ("accuracy", "format")),
     "zero, language": Stage("base", "rl", ALL),
+    "zero, language or nothing": Stage("base", "rl", ("accuracy", "format", "language or nothing")),
     "cold start": Stage("base", "cold"),
     "RL": Stage("cold start", "rl", ALL),
     "RL, no language reward": Stage("cold start", "rl", ("accuracy", "format")),
@@ -89,7 +93,7 @@ class Reasoning:
         default_factory=lambda: DecoderConfig(d_model=32, layers=2, heads=4, rope_base=100.0)
     )
     text: SFTConfig = field(
-        default_factory=lambda: SFTConfig(steps=2000, batch_size=64, lr=1e-2, rest_lr=4e-3)
+        default_factory=lambda: SFTConfig(steps=4000, batch_size=64, lr=1e-2, rest_lr=4e-3)
     )
     tuning: SFTConfig = field(
         default_factory=lambda: SFTConfig(steps=100, batch_size=64, lr=2e-3, rest_lr=1e-3)
@@ -97,7 +101,7 @@ class Reasoning:
     numbers: SFTConfig = field(
         default_factory=lambda: SFTConfig(steps=200, batch_size=64, lr=5e-3, rest_lr=2e-3)
     )
-    rl: TrainerConfig = field(default_factory=lambda: TrainerConfig("grpo", prompts=32, group=16, lr=3e-4))
+    rl: TrainerConfig = field(default_factory=lambda: TrainerConfig("grpo", prompts=32, group=16, lr=1e-3))
     rl_steps: int = 100
     effort_steps: int = 300
     effort_lr: float = 8e-4
@@ -166,7 +170,7 @@ def trained(config: Reasoning, stage: str, seed: int) -> Trained:
         flops = 0.0
         if len(some):  # a teacher that gets nothing right has nothing to teach
             sft(model, source, replace(tuning, seed=seed))
-            if how.kind == "text":  # what starts from it starts from what ships of it
+            if how.start is None:  # what starts from it starts from what ships of it
                 checkpoints.rounded(model)
             tokens = some.prompts.shape[1] + some.mask.sum(1).double().mean().item()
             flops = 6 * size * tokens * tuning.batch_size * tuning.steps
@@ -183,8 +187,9 @@ def rl_task(config: Reasoning, stage: Stage) -> Any:
 def task_source(config: Reasoning, stage: Stage, seed: int) -> tuple[Any, SFTConfig]:
     """What a supervised stage learns from, and how long."""
     task, generator = config.train_task, torch.Generator().manual_seed(6_000_011 + seed)
-    if stage.kind == "text":
-        return demonstrations(task), config.text
+    if stage.kind in ("text", "half the text"):
+        share = 1 if stage.kind == "text" else 2
+        return demonstrations(task), replace(config.text, steps=config.text.steps // share)
     if stage.kind == "numbers":
         everything = replace(config.effort_task(), efforts=config.asked)
         return demonstrations(everything), config.numbers

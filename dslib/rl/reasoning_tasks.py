@@ -31,8 +31,9 @@ class Thinking:
 @dataclass(frozen=True)
 class Rewarded:
     """``task`` with the sum of some rewards: ``"accuracy"`` of the answer, ``"format"``, 1 for the tags,
-    ``"language"``, the share of the thought in the prompt's script, and ``"tagged accuracy"``, the product of the
-    first two. ``shuffled`` deals the rewards of a problem's completions out among them at random, the null of
+    ``"language"``, the share of the thought in the prompt's script, 0 without tags or for an empty thought,
+    ``"language or nothing"``, the same with 1 for an empty thought, and ``"tagged accuracy"``, the product of the first
+    two. ``shuffled`` deals the rewards of a problem's completions out among them at random, the null of
     learning from rewards. Raises ValueError for an unknown reward."""
 
     task: TwoScripts
@@ -40,9 +41,11 @@ class Rewarded:
     shuffled: bool = False
 
     def __post_init__(self) -> None:
-        unknown = set(self.parts) - {*ALL, "tagged accuracy"}
+        unknown = set(self.parts) - {*ALL, "language or nothing", "tagged accuracy"}
         if unknown or not self.parts:
-            raise ValueError(f"parts={self.parts} must be some of {ALL} or 'tagged accuracy'")
+            raise ValueError(
+                f"parts={self.parts} must be some of {ALL}, 'language or nothing', 'tagged accuracy'"
+            )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "task":
@@ -59,8 +62,9 @@ class Rewarded:
         tagged = torch.tensor([float(r.tagged) for r in readings])
         total = torch.zeros(len(readings))
         for part in self.parts:
-            if part == "language":
-                total += language_consistency([r.native for r in readings], bool)
+            if part in ("language", "language or nothing"):
+                empty = float(part == "language or nothing")
+                total += tagged * language_consistency([r.native for r in readings], bool, empty)
             else:
                 total += {"accuracy": right, "format": tagged, "tagged accuracy": right * tagged}[part]
         return dealt_out(total, torch.as_tensor(indices), completions) if self.shuffled else total

@@ -93,14 +93,15 @@ def format_tags(
 
 
 def language_consistency(
-    thoughts: Sequence[Completion], language: str | Callable[[Any], bool] = "en"
+    thoughts: Sequence[Completion], language: str | Callable[[Any], bool] = "en", empty: float = 0.0
 ) -> Tensor:
     """The share of words in the target language, of each chain of thought → (n,) float32 (DeepSeek-R1,
     arXiv:2501.12948, §2.3, which adds it to the accuracy).
 
     ``language``: ``"en"`` counts words of ASCII letters, ``"zh"`` Chinese characters; or a function of a word,
-    or of a token id where the thoughts are lists of those. Numbers and signs are no words. A thought without a
-    word has share 0: it has shown nothing. Raises ValueError for another language.
+    or of a token id where the thoughts are lists of those. Numbers and signs are no words. ``empty``: the
+    share of a thought without a word. With 0 it has shown nothing, and a needless thought pays; with 1 nothing is mixed
+    in it, and not to think at all pays for a model that mixes. Raises ValueError for another language.
     """
     if not callable(language) and language not in LANGUAGES:
         raise ValueError(f"language={language!r} is unknown; use one of {', '.join(map(repr, LANGUAGES))}")
@@ -108,7 +109,7 @@ def language_consistency(
     shares = []
     for thought in thoughts:
         words = _WORDS.findall(thought) if isinstance(thought, str) else list(thought)
-        shares.append(sum(bool(belongs(word)) for word in words) / max(len(words), 1))
+        shares.append(sum(bool(belongs(word)) for word in words) / len(words) if words else empty)
     return torch.tensor(shares, dtype=torch.float32)
 
 

@@ -181,7 +181,7 @@ def test_an_endpoint_that_times_out_is_a_typed_error_and_ends_a_run(server):
 
 
 def test_nobody_there_is_said():
-    pytest.importorskip("openai")
+    pytest.importorskip("openai", reason="the client of the extra 'llm' is not installed")
     with pytest.raises(EndpointFailed, match="small"):
         Endpoint("small", "http://127.0.0.1:9/v1", timeout=2, retries=0)(ASK)
 

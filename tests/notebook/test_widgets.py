@@ -13,7 +13,8 @@ def test_initial_values_of_every_kind_of_control():
 
 
 def test_a_widget_object_is_a_control():
-    ipywidgets = pytest.importorskip("ipywidgets")
+    import ipywidgets
+
     assert initial_values({"a": ipywidgets.IntSlider(value=3)}) == {"a": 3}
 
 

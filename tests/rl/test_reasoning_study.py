@@ -67,7 +67,13 @@ def test_rewards_add_up_and_each_is_the_share_it_says():
     parts = {name: Rewarded(TASK, (name,)).rewards(indices, *said) for name in study.ALL}
     assert parts["accuracy"].eq(1).all()  # demonstrations are right
     assert parts["format"].tolist() == [float(r.tagged) for r in readings]
-    torch.testing.assert_close(parts["language"], torch.tensor([r.consistency for r in readings]))
+    shares = {
+        empty: [r.tagged * (r.consistency if r.native else empty) for r in readings] for empty in (0, 1)
+    }
+    torch.testing.assert_close(parts["language"], torch.tensor(shares[0]))
+    lenient = Rewarded(TASK, ("language or nothing",)).rewards(indices, *said)
+    torch.testing.assert_close(lenient, torch.tensor(shares[1]))
+    assert any(r.tagged and not r.native for r in readings)  # an empty thought, which the two tell apart
     torch.testing.assert_close(Rewarded(TASK).rewards(indices, *said), sum(parts.values()))
     both = Rewarded(TASK, ("tagged accuracy",)).rewards(indices, *said)
     torch.testing.assert_close(both, parts["accuracy"] * parts["format"])

@@ -82,6 +82,7 @@ def test_language_consistency_is_the_share_of_words_in_the_language():
     )
     torch.testing.assert_close(language_consistency(thoughts, "zh")[:3], torch.tensor([0, 1 / 3, 1]))
     assert language_consistency([[1, 2, 30, 40], []], lambda token: token < 10).tolist() == [0.5, 0]
+    assert language_consistency(["", "We", "1 + 2"], empty=0.7).tolist() == pytest.approx([0.7, 1, 0.7])
 
 
 def test_f1_counts_only_in_the_right_form_and_form_only_with_an_answer():

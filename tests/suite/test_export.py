@@ -33,7 +33,8 @@ def shown(**data):
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     """A notebook with our widgets and progress, run headlessly by papermill, and its page."""
-    papermill = pytest.importorskip("papermill")
+    import papermill
+
     folder = tmp_path_factory.mktemp("häuser und räume")
     draw = "def draw(k):\n    plt.plot([0, k])\n    print('k is', k)\n\ninteract(draw, k=(1, 9, 1, 4))"
     cells = [

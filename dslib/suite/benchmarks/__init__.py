@@ -17,6 +17,7 @@ from dslib.suite.claims import nearest
 
 # name → "module:function"; the function takes no arguments and prints its table.
 BENCHMARKS = {
+    "context_view": "dslib.suite.benchmarks.context_view:main",
     "grpo_step": "dslib.suite.benchmarks.grpo_step:main",
     "muon": "dslib.suite.benchmarks.muon:main",
     "newton_schulz": "dslib.suite.benchmarks.newton_schulz:main",
