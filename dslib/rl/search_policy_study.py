@@ -32,7 +32,11 @@ SFT_CHECKPOINT, CHECKPOINT = "search_policy_sft", "search_policy"
 
 WORLDS = SearchWorlds()
 MODEL = DecoderConfig(len(SearchVocabulary(WORLDS)), d_model=128, layers=4, heads=4)
-TUNING = SFTConfig(steps=1200, batch_size=24, lr=6e-3, rest_lr=3e-3)
+#: Fine-tuning in rounds, each with a schedule of its own.
+TUNING = (
+    SFTConfig(steps=1200, batch_size=24, lr=6e-3, rest_lr=3e-3),
+    SFTConfig(steps=1000, batch_size=24, lr=5e-3, rest_lr=2.5e-3),
+)
 TRAINER = TrainerConfig(
     loss=LossConfig(aggregation="token"), prompts=16, group=8, minibatches=2, micro_batch=32, lr=3e-4
 )
@@ -49,7 +53,7 @@ class PolicyConfig:
     window: int | None = None
     noise: float = 0.06
     resumed: float = 0.3
-    sft: SFTConfig = TUNING
+    sft: tuple[SFTConfig, ...] = TUNING
     rl: TrainerConfig = TRAINER
     rl_steps: int = 60
 
@@ -78,30 +82,49 @@ def _part(worlds: SearchWorlds, span: tuple[int, int]) -> SearchWorlds:
 
 
 def sft_policy(
-    config: PolicyConfig, seed: int = 0, observe: Callable[[list[float]], object] | None = None
+    config: PolicyConfig,
+    seed: int = 0,
+    observe: Callable[[list[float]], object] | None = None,
+    model: Decoder | None = None,
+    rounds: slice = slice(None),
 ) -> tuple[Decoder, list[float]]:
-    """The fine-tuned policy, its weights rounded to what a shipped file keeps, and the loss of each step, nats a
-    token. ``observe(losses so far)`` is called before every step.
+    """The fine-tuned policy and the loss of each step, nats a token. ``observe(losses so far)`` is called before
+    every step. Each round of ``config.sft`` sees demonstrations of its own and ends with the weights rounded to what
+    a file keeps, so that the later ``rounds`` can be trained from the ``model`` of the earlier ones.
 
     As :func:`dslib.rl.sft`, but that the episodes of a batch, whose lengths differ, go through the model in three
     parts of about one length each, and little is padded. The loss is that of the whole batch: batches of one length
     would not do, for the short episodes are those that an early mistake has ended.
     """
-    model, source = config.model.build(seed), config.demonstrations
-    generator, losses = torch.Generator().manual_seed(seed), []
+    model, losses = config.model.build(seed) if model is None else model, []
+    for number, settings in list(enumerate(config.sft))[rounds]:
+        _tune(
+            model, config.demonstrations, replace(settings, seed=seed + 1_000_003 * number), losses, observe
+        )
+    return model, losses
+
+
+def _tune(
+    model: Decoder,
+    source: Demonstrations,
+    settings: SFTConfig,
+    losses: list[float],
+    observe: Callable[[list[float]], object] | None,
+) -> None:
+    generator = torch.Generator().manual_seed(settings.seed)
 
     def loss_of_batch(step: int) -> Tensor:
         if observe is not None:
             observe(losses)
-        batch = Examples(*source.batch(config.sft.batch_size, generator))
+        batch = Examples(*source.batch(settings.batch_size, generator))
         parts = [batch.rows(rows) for rows in torch.arange(len(batch)).tensor_split(PARTS) if len(rows)]
         loss = sum(completion_loss(model, part) * part.mask.sum() for part in parts) / batch.mask.sum()
         losses.append(loss.item())
         return loss
 
     model.train()
-    fit(model, replace(config.sft, seed=seed).training, loss_of_batch)
-    return checkpoints.rounded(model), losses
+    fit(model, settings.training, loss_of_batch)
+    checkpoints.rounded(model)
 
 
 def rl_policy(

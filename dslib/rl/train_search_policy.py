@@ -28,13 +28,16 @@ from dslib.rl.search_policy_study import (
     evaluate,
     rl_policy,
     sft_policy,
+    shipped_policy,
     success,
 )
 from dslib.tasks.search_tokens import SearchVocabulary
 
 
 def main(
-    sft_steps: Annotated[int, typer.Option(help="steps of fine-tuning")] = TUNING.steps,
+    sft_steps: Annotated[
+        int, typer.Option(help="steps of each round of fine-tuning; 0: the settings' own")
+    ] = 0,
     rl_steps: Annotated[int, typer.Option(help="steps of GRPO")] = PolicyConfig.rl_steps,
     window: Annotated[int, typer.Option(help="training window in tokens; 0: nothing overflows")] = 0,
     noise: Annotated[
@@ -54,6 +57,7 @@ def main(
     ] = None,
     save: Annotated[bool, typer.Option(help="write data/checkpoints/NAME_sft and NAME")] = False,
     name: Annotated[str, typer.Option(help="name of the checkpoints")] = CHECKPOINT,
+    tuned: Annotated[int, typer.Option(help="rounds of fine-tuning that the saved NAME_sft has had")] = 0,
 ) -> None:
     """Fine-tune, train by GRPO, and print success in held-out worlds, without overflow, before and after."""
     torch.set_num_threads(threads)
@@ -63,7 +67,7 @@ def main(
         model=replace(MODEL, vocab_size=len(SearchVocabulary(worlds)), d_model=d_model, layers=layers),
         window=window or None,
         noise=noise,
-        sft=replace(TUNING, steps=sft_steps),
+        sft=tuple(replace(settings, steps=sft_steps or settings.steps) for settings in TUNING),
         rl=replace(TRAINER, lr=lr),
         rl_steps=rl_steps,
     )
@@ -75,7 +79,7 @@ def main(
         "training_window": config.window,
         "noise": noise,
         "resumed": config.resumed,
-        "sft_steps": sft_steps,
+        "sft_steps": [settings.steps for settings in config.sft],
     }
     began = time.perf_counter()
 
@@ -95,10 +99,12 @@ def main(
                 f"step {len(losses)}: {sum(losses[-50:]) / 50:.3f} nats a token ({seconds:.0f} s)", flush=True
             )
 
-    model, losses = sft_policy(config, seed, progress)
-    print(f"fine-tuned: loss {sum(losses[-20:]) / len(losses[-20:]):.3f} nats a token")
+    model = shipped_policy(f"{name}_sft")[0] if tuned else None
+    model, losses = sft_policy(config, seed, progress, model, slice(tuned, None))
+    if losses:
+        print(f"fine-tuned: loss {sum(losses[-20:]) / len(losses[-20:]):.3f} nats a token")
     about["success"] = measure(model, "fine-tuned")
-    if save:
+    if save and losses:
         print(checkpoints.write(f"{name}_sft", model, command, about))
 
     def observe(trainer: EpisodeTrainer) -> None:

@@ -23,7 +23,7 @@ WORDS = SearchVocabulary(SMALL)
 TINY = PolicyConfig(
     worlds=SMALL,
     model=DecoderConfig(len(WORDS), d_model=32, layers=2, heads=2),
-    sft=replace(TUNING, steps=30, batch_size=8),
+    sft=(replace(TUNING[0], steps=30, batch_size=8),),
     rl=replace(TRAINER, prompts=2, group=4, micro_batch=8),
     rl_steps=1,
 )

@@ -30,7 +30,7 @@ SMALL = SearchWorlds(worlds=10**7, pages=1, results=2, values=2, max_calls=6)
 TINY = PolicyConfig(
     worlds=SMALL,
     model=DecoderConfig(len(SearchVocabulary(SMALL)), d_model=32, layers=2, heads=2),
-    sft=replace(TUNING, steps=30, batch_size=8),
+    sft=tuple(replace(settings, steps=15, batch_size=8) for settings in TUNING),
     rl=replace(TRAINER, prompts=4, group=4, micro_batch=8),
     rl_steps=2,
 )
@@ -50,6 +50,13 @@ def test_fine_tuning_learns_the_expert(tuned):
 def test_same_seed_gives_the_same_policy(tuned):
     model, _ = sft_policy(TINY, seed=0)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tuned[0].parameters(), strict=True))
+
+
+def test_later_rounds_go_on_from_the_saved_weights_of_the_earlier(tuned):
+    first, losses = sft_policy(TINY, seed=0, rounds=slice(1))
+    both, more = sft_policy(TINY, seed=0, model=first, rounds=slice(1, None))
+    assert losses + more == tuned[1]
+    assert all(torch.equal(a, b) for a, b in zip(both.parameters(), tuned[0].parameters(), strict=True))
 
 
 def test_worlds_of_training_and_measurement_do_not_overlap():
