@@ -36,7 +36,8 @@ from dslib.workers import in_workers
 class Stage:
     """``start``: the stage whose weights are trained on, None for fresh ones. ``kind``: ``"text"``, demonstrations
     of all kinds; ``"half the text"``, half as many steps of them; ``"cold"``, a few readable traces;
-    ``"verified"``, what a verifier accepted of ``teacher``'s samples; ``"numbers"``, text with an effort in front;
+    ``"verified"``, what a verifier accepted of ``teacher``'s samples; ``"numbers"``, readable thoughts of every
+    length with any effort in front;
     ``"rl"``, for the ``rewards``, ``shuffled`` within each group or not; ``"effort"``, RL at an effort, which
     ``shuffled`` makes another than the one in the prompt."""
 
@@ -74,14 +75,17 @@ STAGES: dict[str, Stage] = {
 #: The tables of :func:`seed_tables`, and the stages whose weights ship with the package.
 TABLES = ("reasoning", "reasoning_curves", "reasoning_effort")
 SHIPPED = ("base", "R1", "effort")
+#: Strides of the thoughts that reasoning effort starts from, all as often; 0 is none.
+STRIDES = (0, 0, 1, 1, 2, 3)
 EFFORTS = ("effort start", "effort", "effort, shuffled")
 
 
 @dataclass(frozen=True)
 class Reasoning:
     """Sizes of everything. ``task`` has the problems to train on; as many ``held_out`` ones behind them are for
-    evaluation. ``cold``: readable traces of the cold start; ``sampled``: problems that a teacher is asked, eight
-    times each; ``evaluated``: samples a problem, and ``votes`` for cons@k. ``asked``: efforts at evaluation."""
+    evaluation. ``cold``: readable traces of the cold start, ``varied``: those of :data:`STRIDES`; ``sampled``:
+    problems that a teacher is asked, eight times each; ``evaluated``: samples a problem, and ``votes`` for cons@k.
+    ``asked``: efforts at evaluation."""
 
     task: PointerChasing = field(
         default_factory=lambda: PointerChasing(problems=20_000, symbols=6, least_hops=1, most_hops=6)
@@ -106,13 +110,14 @@ class Reasoning:
     effort_steps: int = 300
     effort_lr: float = 8e-4
     penalty: EffortPenalty = field(
-        default_factory=lambda: EffortPenalty(levels=(10, 40, 70, 100), normal_length=6.0)
+        default_factory=lambda: EffortPenalty(levels=(10, 40, 70, 100), normal_length=2.5)
     )
     asked: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
     held_out: int = 256
     evaluated: int = 8
     votes: int = 64
     cold: int = 300
+    varied: int = 4096
     sampled: int = 512
 
     @property
@@ -192,7 +197,10 @@ def task_source(config: Reasoning, stage: Stage, seed: int) -> tuple[Any, SFTCon
         return demonstrations(task), replace(config.text, steps=config.text.steps // share)
     if stage.kind == "numbers":
         everything = replace(config.effort_task(), efforts=config.asked)
-        return demonstrations(everything), config.numbers
+        chosen = torch.randint(len(everything), (config.varied,), generator=generator)
+        inner = everything.split(chosen)[0]
+        strides = torch.tensor(STRIDES)[torch.randint(len(STRIDES), inner.shape, generator=generator)]
+        return Examples(everything.prompts(chosen), *config.task.traces(inner, strides)), config.numbers
     if stage.kind == "cold":
         chosen = torch.randint(len(task), (config.cold,), generator=generator)
         traces = config.task.traces(chosen, torch.ones_like(chosen))
