@@ -246,3 +246,17 @@ def test_shipped_search_policies_are_small_and_say_in_which_window_they_were_tra
         assert known["about"]["training_window"] is None
         assert known["command"].startswith("python -m dslib.rl.train_search_policy")
         assert data.path(f"checkpoints/{name}.safetensors").stat().st_size < 4_000_000
+
+
+def test_shipped_reasoning_has_every_stage_of_every_seed_and_models_that_load():
+    from dslib.rl import reasoning_study as study
+
+    config = study.Reasoning()
+    stages, curves, efforts = (measurements.read(name) for name in study.TABLES)
+    for _, part in stages.groupby("seed"):
+        assert sorted(part.stage) == sorted(set(study.STAGES) - set(study.EFFORTS))
+    assert set(stages.seed) == set(curves.seed) == set(efforts.seed)
+    assert stages.seed.nunique() >= 5
+    assert set(efforts.effort) == set(config.asked)
+    assert set(efforts[efforts.trained == 1].effort) == set(config.penalty.levels)
+    assert set(study.shipped(config)) == set(study.SHIPPED)
