@@ -2,6 +2,9 @@
 
 python -m dslib.rl.train_search_policy --save                  # the shipped weights
 python -m dslib.rl.train_search_policy --window 128 --name search_policy_128 --save
+python -m dslib.rl.train_search_policy --window 128 --tuned 2 --start search_policy_sft --name search_policy_128 --save
+
+The last goes on from the shipped fine-tuned weights, and trains by GRPO in a window that overflows.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ def main(
     ] = None,
     save: Annotated[bool, typer.Option(help="write data/checkpoints/NAME_sft and NAME")] = False,
     name: Annotated[str, typer.Option(help="name of the checkpoints")] = CHECKPOINT,
-    tuned: Annotated[int, typer.Option(help="rounds of fine-tuning that the saved NAME_sft has had")] = 0,
+    tuned: Annotated[int, typer.Option(help="rounds of fine-tuning that the weights of START have had")] = 0,
+    start: Annotated[str, typer.Option(help="weights to go on from; by default NAME_sft")] = "",
 ) -> None:
     """Fine-tune, train by GRPO, and print success in held-out worlds, without overflow, before and after."""
     torch.set_num_threads(threads)
@@ -99,7 +103,7 @@ def main(
                 f"step {len(losses)}: {sum(losses[-50:]) / 50:.3f} nats a token ({seconds:.0f} s)", flush=True
             )
 
-    model = shipped_policy(f"{name}_sft")[0] if tuned else None
+    model = shipped_policy(start or f"{name}_sft")[0] if tuned else None
     model, losses = sft_policy(config, seed, progress, model, slice(tuned, None))
     if losses:
         print(f"fine-tuned: loss {sum(losses[-20:]) / len(losses[-20:]):.3f} nats a token")

@@ -137,3 +137,9 @@ def test_command_trains_measures_and_ships_both_policies(tmp_path, monkeypatch):
         assert known["command"].startswith("python -m dslib.rl.train_search_policy")
     assert asdict(worlds) == known["about"]["worlds"]
     assert checkpoints.read(name, model)["about"]["seed"] == 0
+    more = f"{options} --tuned 2 --start search_policy_sft --window 64 --name hurried"
+    result = CliRunner().invoke(app, more.split())
+    assert result.exit_code == 0, result.output
+    assert "nats a token" not in result.output  # it is not fine-tuned again
+    assert shipped_policy("hurried")[2]["about"]["training_window"] == 64
+    assert not (tmp_path / "checkpoints" / "hurried_sft.safetensors").exists()
