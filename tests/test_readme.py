@@ -11,7 +11,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_examples_of_the_library_run_and_those_that_train_learn(capsys):
-    first, second, third = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    first, second, third, fourth = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     exec(first, {})
     assert float(capsys.readouterr().out.split()[-1]) < 2.5  # from ln 64 = 4.16
     exec(second, {})
@@ -19,6 +19,9 @@ def test_examples_of_the_library_run_and_those_that_train_learn(capsys):
     exec(third, {})
     before, after = map(float, re.findall(r"0\.\d+", capsys.readouterr().out))
     assert after > before + 0.1
+    exec(fourth, {})
+    said, visible = map(int, re.findall(r"\d+", capsys.readouterr().out))
+    assert 3 < visible < said == 41
 
 
 def test_every_claim_is_on_the_scoreboard():
