@@ -16,13 +16,12 @@ import numpy as np
 from dslib import checkpoints, data
 from dslib.cache import cached
 from dslib.models.decoder import Decoder
-from dslib.rl.episodes import play
-from dslib.rl.rollout import SamplingConfig
 from dslib.rl.search_policy_study import (
     CHECKPOINT,
     HELD_OUT,
     SFT_CHECKPOINT,
     PolicyConfig,
+    evaluate,
     rl_policy,
     sft_policy,
     shipped_policy,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 #: policy → its shipped weights; the last is trained in the main window, and need not be there.
 POLICIES = {"rl": CHECKPOINT, "sft": SFT_CHECKPOINT, "window": "search_policy_128"}
 THINKING = ("on", "off", "random", "scrambled")
-COUNTS = ("calls", "resets", "written", "read", "reused", "guess")
 
 
 def random_75(history: History, words: SearchVocabulary) -> History:
@@ -237,58 +235,11 @@ def fingerprint(config: StudyConfig, policy: str) -> str:
 
 @cached
 def played(config: StudyConfig, arm: Arm, part: int, seed: int, weights: str) -> list[dict[str, Any]]:
-    """The episodes of an arm in one part of the worlds, as :func:`episode_rows`; ``weights``: :func:`fingerprint`."""
+    """The episodes of an arm in one part of the worlds, as :func:`evaluate`; ``weights``: :func:`fingerprint`."""
     model, worlds = policy_of(config, arm.policy, seed)
     indices = range(part * config.part, (part + 1) * config.part)
-    rows = episode_rows(model, arm.task(worlds), indices, (seed, arm.sample), arm.temperature, config.part)
+    rows = evaluate(model, arm.task(worlds), indices, arm.sample, seed, arm.temperature, config.part)
     return [{"arm": arm.name, **row} for row in rows]
-
-
-def episode_rows(
-    model: Decoder,
-    task: SearchTask,
-    indices: Iterable[int],
-    luck: Sequence[int] = (0, 0),
-    temperature: float = 1.0,
-    slots: int = 200,
-) -> list[dict[str, Any]]:
-    """An episode in each world of ``indices``: ``world``, ``outcome``, ``solved``, :data:`COUNTS`, of which
-    ``written``, ``read`` and ``reused`` are tokens as in :class:`~dslib.rl.episodes.Played`, and ``guess``:
-    how many entities a guesser would choose among who has to answer at the end, 0 if the right one is not among them.
-
-    Random numbers depend on ``luck``, the world and the place of a token alone.
-    """
-    indices = list(indices)
-    episodes = [task.episode(index) for index in indices]
-    streams = [(luck[0], index, *luck[1:]) for index in indices]
-    found = play(model, episodes, streams, SamplingConfig(1, temperature), slots, record=False)
-    counts = zip(indices, episodes, found.written, found.read, found.reused, strict=True)
-    return [
-        {
-            "world": index,
-            "outcome": episode.outcome,
-            "solved": episode.outcome == "solved",
-            "calls": episode.calls,
-            "resets": len(episode.resets),
-            "written": int(written),
-            "read": int(read),
-            "reused": int(reused),
-            "guess": guessers_choice(episode),
-        }
-        for index, episode, written, read, reused in counts
-    ]
-
-
-def guessers_choice(episode: SearchEpisode) -> int:
-    """Among how many entities somebody guesses who has seen the episode, and answers with one that a search has
-    shown and that was not opened (any at all, where there is none): 0 if the right one is not among them."""
-    words, target = episode.words, episode.words.entities[episode.session.world.target]
-    shown = {t for turn in episode.turns if turn.call[0] == words.search for t in turn.result}
-    left = (shown & set(words.entities)) - {
-        turn.call[1] for turn in episode.turns if turn.call[0] == words.open
-    }
-    left = left or set(words.entities)
-    return len(left) if target in left else 0
 
 
 def measure(

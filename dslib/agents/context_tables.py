@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dslib.agents.context_study import COUNTS, Arm
+from dslib.agents.context_study import Arm
+from dslib.rl.search_policy_study import COUNTS
 from dslib.tasks.search_episode import OUTCOMES
 
 if TYPE_CHECKING:

@@ -18,13 +18,16 @@ from dslib.rl.objectives import LossConfig
 from dslib.rl.rollout import SamplingConfig
 from dslib.rl.sft import Examples, SFTConfig, completion_loss
 from dslib.rl.trainer_config import TrainerConfig
-from dslib.tasks.search_episode import SearchTask
+from dslib.tasks.search_episode import SearchTask, guessers_choice
 from dslib.tasks.search_expert import Demonstrations
 from dslib.tasks.search_tokens import SearchVocabulary
 from dslib.tasks.search_world import SearchWorlds
+from dslib.workers import one_thread
 
 #: Fine-tuning, GRPO and measurements draw from worlds of their own.
 FINE_TUNING, TRAINING, HELD_OUT = (0, 1_000_000), (1_000_000, 1_000_000), (2_000_000, 100_000)
+#: What :func:`evaluate` counts in an episode.
+COUNTS = ("calls", "resets", "written", "read", "reused", "guess")
 #: In how many parts a batch of fine-tuning goes through the model.
 PARTS = 3
 #: The shipped weights, after fine-tuning and after GRPO.
@@ -123,7 +126,8 @@ def _tune(
         return loss
 
     model.train()
-    fit(model, settings.training, loss_of_batch)
+    with one_thread():
+        fit(model, settings.training, loss_of_batch)
     checkpoints.rounded(model)
 
 
@@ -140,15 +144,8 @@ def rl_policy(
     ``observe(trainer)`` is called after every step.
     """
     trainer = EpisodeTrainer(model, config.training, replace(config.rl, seed=seed))
-    if checkpoint is not None and Path(checkpoint).is_file():
-        trainer.resume(checkpoint)
-    while len(trainer.table) < config.rl_steps:
-        trainer.step()
-        done = len(trainer.table)
-        if checkpoint is not None and (done % 5 == 0 or done == config.rl_steps):
-            trainer.save(checkpoint)
-        if observe is not None:
-            observe(trainer)
+    with one_thread():
+        trainer.run(config.rl_steps, checkpoint, every=5, observe=observe)
     checkpoints.rounded(model)
     return trainer.table
 
@@ -169,63 +166,41 @@ def evaluate(
     model: Decoder,
     task: SearchTask,
     indices: Iterable[int] | Tensor,
-    samples: int = 1,
+    sample: int = 0,
     seed: int = 0,
     temperature: float = 1.0,
     slots: int = 128,
 ) -> list[dict[str, Any]]:
-    """Play ``samples`` episodes in each world of ``indices``; a row each, those of a world beside each other.
+    """An episode in each world of ``indices``: ``world``, ``outcome``, ``solved`` and :data:`COUNTS`, of which
+    ``written``, ``read`` and ``reused`` are tokens as in :class:`~dslib.rl.episodes.Played`, and ``guess`` is
+    :func:`~dslib.tasks.search_episode.guessers_choice`.
 
-    ``world``, ``sample``, ``outcome``, ``solved``, ``calls``, ``resets``, and in tokens ``written``, ``read``,
-    ``reused`` as in :class:`~dslib.rl.episodes.Played`. The random numbers
-    depend on ``seed``, world and sample alone: strategies are compared in the same worlds with the same luck.
+    The random numbers depend on ``seed``, the world, ``sample`` and the place of a token alone: strategies are
+    compared in the same worlds with the same luck.
     """
-    keys = [(int(index), sample) for index in indices for sample in range(samples)]
-    episodes = [task.episode(index) for index, _ in keys]
-    streams = [(seed, *key) for key in keys]
-    played = play(model, episodes, streams, SamplingConfig(1, temperature), slots, record=False)
-    counts = zip(played.written.tolist(), played.read.tolist(), played.reused.tolist(), strict=True)
+    indices = [int(index) for index in indices]
+    episodes = [task.episode(index) for index in indices]
+    streams = [(seed, index, sample) for index in indices]
+    found = play(model, episodes, streams, SamplingConfig(1, temperature), slots, record=False)
+    counts = zip(indices, episodes, found.written, found.read, found.reused, strict=True)
     return [
         {
             "world": index,
-            "sample": sample,
             "outcome": episode.outcome,
-            "solved": episode.reward == 1,
+            "solved": episode.outcome == "solved",
             "calls": episode.calls,
             "resets": len(episode.resets),
-            "written": written,
-            "read": read,
-            "reused": reused,
+            "written": int(written),
+            "read": int(read),
+            "reused": int(reused),
+            "guess": guessers_choice(episode),
         }
-        for (index, sample), episode, (written, read, reused) in zip(keys, episodes, counts, strict=True)
+        for index, episode, written, read, reused in counts
     ]
 
 
-def fewest_steps(rows: Sequence[dict[str, Any]], samples: int) -> list[dict[str, Any]]:
-    """Parallel-fewest-step: of the first ``samples`` episodes of each world the one that answered after the fewest
-    calls, the first where none answered; its ``calls`` and tokens are those of all of them, which were spent.
-
-    rows: of :func:`evaluate`. Raises ValueError for a world with fewer episodes.
-    """
-    if samples < 1:
-        raise ValueError(f"samples={samples} must be at least 1")
-    by_world: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["sample"] < samples:
-            by_world.setdefault(row["world"], []).append(row)
-    found = []
-    for world, some in by_world.items():
-        if len(some) < samples:
-            raise ValueError(f"samples={samples} exceeds the {len(some)} episodes of world {world}")
-        answered = [row for row in some if row["outcome"] in ("solved", "wrong answer")]
-        best = min(answered, key=lambda row: row["calls"]) if answered else some[0]
-        spent = {
-            key: sum(row[key] for row in some) for key in ("calls", "resets", "written", "read", "reused")
-        }
-        found.append(best | spent)
-    return found
-
-
 def success(rows: Sequence[dict[str, Any]]) -> float:
-    """The share of rows that are solved."""
+    """The share of rows that are solved. Raises ValueError for none."""
+    if not rows:
+        raise ValueError("rows is empty; a share needs at least one episode")
     return sum(row["solved"] for row in rows) / len(rows)

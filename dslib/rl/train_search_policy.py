@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from dslib import checkpoints
@@ -53,18 +52,18 @@ def main(
     layers: Annotated[int, typer.Option(help="layers of the model")] = MODEL.layers,
     lr: Annotated[float, typer.Option(help="learning rate of GRPO")] = TRAINER.lr,
     seed: Annotated[int, typer.Option(help="of the weights, the batches and the episodes")] = 0,
-    threads: Annotated[int, typer.Option(help="threads of torch")] = 1,
-    held_out: Annotated[int, typer.Option(help="worlds that success is measured in")] = 200,
+    held_out: Annotated[int, typer.Option(min=1, help="worlds that success is measured in")] = 200,
     resume: Annotated[
         Path | None, typer.Option(help="file to save GRPO's state in, and to go on from")
     ] = None,
     save: Annotated[bool, typer.Option(help="write data/checkpoints/NAME_sft and NAME")] = False,
     name: Annotated[str, typer.Option(help="name of the checkpoints")] = CHECKPOINT,
-    tuned: Annotated[int, typer.Option(help="rounds of fine-tuning that the weights of START have had")] = 0,
+    tuned: Annotated[
+        int, typer.Option(min=0, help="rounds of fine-tuning that the weights of START have had")
+    ] = 0,
     start: Annotated[str, typer.Option(help="weights to go on from; by default NAME_sft")] = "",
 ) -> None:
     """Fine-tune, train by GRPO, and print success in held-out worlds, without overflow, before and after."""
-    torch.set_num_threads(threads)
     worlds = replace(WORLDS, pages=pages, clues=clues, max_calls=max_calls)
     config = PolicyConfig(
         worlds=worlds,

@@ -85,11 +85,15 @@ class Trainer:
         self.interrupted = False
 
     def run(
-        self, steps: int, checkpoint: str | Path | None = None, every: int = 10
+        self,
+        steps: int,
+        checkpoint: str | Path | None = None,
+        every: int = 10,
+        observe: Callable[[Trainer], object] | None = None,
     ) -> list[dict[str, float]]:
         """Train until ``steps`` steps are done in all, and return the table. ``checkpoint``: saved there after
         each ``every`` steps and at the end, and, where the file is there, gone on from, by a new trainer and by one
-        whose last step was interrupted."""
+        whose last step was interrupted. ``observe(trainer)`` is called after each step."""
         stale = not self.table or self.interrupted
         if checkpoint is not None and stale and Path(checkpoint).is_file():
             self.resume(checkpoint)
@@ -97,6 +101,8 @@ class Trainer:
             self.step()
             if checkpoint is not None and (len(self.table) % every == 0 or len(self.table) == steps):
                 self.save(checkpoint)
+            if observe is not None:
+                observe(self)
         return self.table
 
     def step(self) -> dict[str, float]:

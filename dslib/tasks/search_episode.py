@@ -224,6 +224,18 @@ class SearchEpisode:
             self.outcome = "out of window"
 
 
+def guessers_choice(episode: SearchEpisode) -> int:
+    """Among how many entities somebody guesses who has seen the episode, and answers with one that a search has
+    shown and that was not opened (any at all, where there is none): 0 if the right one is not among them."""
+    words, target = episode.words, episode.words.entities[episode.session.world.target]
+    shown = {t for turn in episode.turns if turn.call[0] == words.search for t in turn.result}
+    left = (shown & set(words.entities)) - {
+        turn.call[1] for turn in episode.turns if turn.call[0] == words.open
+    }
+    left = left or set(words.entities)
+    return len(left) if target in left else 0
+
+
 @dataclass(frozen=True)
 class SearchTask:
     """Episodes in the worlds of ``worlds``; the other fields as in :class:`SearchEpisode`, and its errors at once.

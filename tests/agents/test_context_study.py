@@ -12,8 +12,16 @@ from dslib.agents import context_study as study
 from dslib.agents.context_study import Arm, StudyConfig, measure, policy_of, random_75
 from dslib.agents.context_tables import CODES, Measured, pack, unpack
 from dslib.models import DecoderConfig
-from dslib.rl.search_policy_study import TRAINER, TUNING, PolicyConfig
-from dslib.tasks.search_episode import OUTCOMES, History, SearchEpisode, SearchTask, Turn, discard_75
+from dslib.rl.search_policy_study import COUNTS, TRAINER, TUNING, PolicyConfig
+from dslib.tasks.search_episode import (
+    OUTCOMES,
+    History,
+    SearchEpisode,
+    SearchTask,
+    Turn,
+    discard_75,
+    guessers_choice,
+)
 from dslib.tasks.search_expert import play_expert
 from dslib.tasks.search_tokens import SearchVocabulary
 from dslib.tasks.search_world import SearchWorlds
@@ -77,7 +85,7 @@ def table(**arms):
     for arm, episodes in arms.values():
         for world, (outcome, calls, guess) in enumerate(episodes):
             row = {"arm": arm.name, "world": world, "outcome": outcome, "solved": outcome == "solved"}
-            found.append(row | dict.fromkeys(study.COUNTS, 1) | {"calls": calls, "guess": guess})
+            found.append(row | dict.fromkeys(COUNTS, 1) | {"calls": calls, "guess": guess})
     return Measured(pd.DataFrame(found))
 
 
@@ -188,15 +196,15 @@ def test_scrambled_thoughts_keep_their_length_and_what_was_done():
 def test_guesser_chooses_among_what_was_shown_and_not_opened():
     episode = SearchEpisode(SMALL, 0)
     target = WORDS.entities[episode.session.world.target]
-    assert study.guessers_choice(episode) == SMALL.entities
+    assert guessers_choice(episode) == SMALL.entities
     clue = next(i for i, token in enumerate(episode.history.question) if WORDS.clue(token)[1] is not None)
     while target not in {t for turn in episode.turns for t in turn.result}:
         episode.write([WORDS.search, WORDS.fact(clue, episode.session.world.question[clue])])
         episode.outcome = None
     shown = {t for turn in episode.turns for t in turn.result}
-    assert study.guessers_choice(episode) == len(shown)
+    assert guessers_choice(episode) == len(shown)
     episode.write([WORDS.open, target])
-    assert study.guessers_choice(episode) == 0 or shown == {target}
+    assert guessers_choice(episode) == 0 or shown == {target}
 
 
 def test_policy_of_another_number_of_calls_and_of_held_out_worlds():

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("dslib.agents.loop")
-
 from dslib.agents import LoopConfig, discard_75, discard_all, run
 from dslib.agents.messages import user
 from dslib.agents.search_policy import ORACLE, SearchPolicy, oracle_summary, search_tools

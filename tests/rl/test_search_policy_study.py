@@ -16,7 +16,6 @@ from dslib.rl.search_policy_study import (
     WORLDS,
     PolicyConfig,
     evaluate,
-    fewest_steps,
     rl_policy,
     sft_policy,
     shipped_policy,
@@ -69,29 +68,17 @@ def test_worlds_of_training_and_measurement_do_not_overlap():
 
 def test_rows_are_paired_by_world_and_repeat(tuned):
     model = tuned[0]
-    rows = evaluate(model, TINY.held_out(), range(6), samples=2)
-    assert [(r["world"], r["sample"]) for r in rows] == [(i, s) for i in range(6) for s in range(2)]
-    assert rows == evaluate(model, TINY.held_out(), range(6), samples=2, slots=3)
-    assert rows[2:4] == evaluate(model, TINY.held_out(), [1], samples=2)
-    assert 0 <= success(rows) <= 1
+    for sample in range(2):
+        rows = evaluate(model, TINY.held_out(), range(6), sample)
+        assert [r["world"] for r in rows] == list(range(6))
+        assert rows == evaluate(model, TINY.held_out(), range(6), sample, slots=3)
+        assert rows[1:2] == evaluate(model, TINY.held_out(), [1], sample)
+        assert 0 <= success(rows) <= 1
+    assert evaluate(model, TINY.held_out(), []) == []
+    with pytest.raises(ValueError, match="rows is empty"):
+        success([])
     managed = evaluate(model, TINY.held_out(window=30, strategy="discard_all"), range(6))
     assert [r["world"] for r in managed] == list(range(6))
-
-
-def test_fewest_steps_takes_the_shortest_answer_right_or_wrong_and_pays_for_all():
-    spent = {"resets": 0, "written": 1, "read": 1, "reused": 0}
-    rows = [
-        {"world": 0, "sample": 0, "outcome": "out of calls", "solved": False, "calls": 9, **spent},
-        {"world": 0, "sample": 1, "outcome": "solved", "solved": True, "calls": 7, **spent},
-        {"world": 0, "sample": 2, "outcome": "wrong answer", "solved": False, "calls": 3, **spent},
-    ]
-    assert fewest_steps(rows, 1) == [rows[0]]
-    (two,) = fewest_steps(rows, 2)
-    assert (two["solved"], two["calls"], two["written"]) == (True, 16, 2)
-    (three,) = fewest_steps(rows, 3)
-    assert (three["solved"], three["calls"]) == (False, 19)
-    with pytest.raises(ValueError, match="samples=4 exceeds the 3 episodes of world 0"):
-        fewest_steps(rows, 4)
 
 
 def test_reinforcement_continues_where_it_was_interrupted(tuned, tmp_path):
