@@ -101,10 +101,12 @@ def language_consistency(
     ``language``: ``"en"`` counts words of ASCII letters, ``"zh"`` Chinese characters; or a function of a word,
     or of a token id where the thoughts are lists of those. Numbers and signs are no words. ``empty``: the
     share of a thought without a word. With 0 it has shown nothing, and a needless thought pays; with 1 nothing is mixed
-    in it, and not to think at all pays for a model that mixes. Raises ValueError for another language.
+    in it, and not to think at all pays for a model that mixes. Raises ValueError for another language or share.
     """
     if not callable(language) and language not in LANGUAGES:
         raise ValueError(f"language={language!r} is unknown; use one of {', '.join(map(repr, LANGUAGES))}")
+    if not 0 <= empty <= 1:
+        raise ValueError(f"empty={empty} is a share; give a number between 0 and 1")
     belongs = language if callable(language) else LANGUAGES[language]
     shares = []
     for thought in thoughts:

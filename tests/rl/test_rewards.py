@@ -159,6 +159,8 @@ def test_a_judge_that_cannot_tell_leaves_one_sample_out_and_not_its_group():
         (lambda: exact_answer(["a"], ["a", "b"]), "2 answers for 1 completions"),
         (lambda: f1_times_format(["a", "b"], ["a"]), "1 answers for 2 completions"),
         (lambda: language_consistency(["a"], "fr"), "language='fr'"),
+        (lambda: language_consistency([""], empty=2.0), "empty=2.0 is a share"),
+        (lambda: language_consistency([""], empty=float("nan")), "empty=nan is a share"),
         (lambda: overlong_penalty([1], 10, 0), "cache=0"),
         (lambda: overlong_penalty([1], 10, 11), "cache=11"),
         (lambda: overlong_penalty([-1], 10, 2), "lengths goes down to -1"),
