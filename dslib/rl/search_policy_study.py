@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class PolicyConfig:
     resumed: float = 0.3
     sft: tuple[SFTConfig, ...] = TUNING
     rl: TrainerConfig = TRAINER
-    rl_steps: int = 60
+    rl_steps: int = 120
 
     def __post_init__(self) -> None:
         size = len(SearchVocabulary(self.worlds))
@@ -68,19 +68,20 @@ class PolicyConfig:
     @property
     def demonstrations(self) -> Demonstrations:
         """What fine-tuning learns from."""
-        return Demonstrations(_part(self.worlds, FINE_TUNING), self.window, self.noise, self.resumed)
+        return Demonstrations(part_of(self.worlds, FINE_TUNING), self.window, self.noise, self.resumed)
 
     @property
     def training(self) -> SearchTask:
         """What GRPO learns from."""
-        return SearchTask(_part(self.worlds, TRAINING), self.window)
+        return SearchTask(part_of(self.worlds, TRAINING), self.window)
 
     def held_out(self, **options: Any) -> SearchTask:
         """What nothing was trained on; ``options``: ``window``, ``strategy`` … of a :class:`SearchTask`."""
-        return SearchTask(_part(self.worlds, HELD_OUT), **options)
+        return SearchTask(part_of(self.worlds, HELD_OUT), **options)
 
 
-def _part(worlds: SearchWorlds, span: tuple[int, int]) -> SearchWorlds:
+def part_of(worlds: SearchWorlds, span: tuple[int, int]) -> SearchWorlds:
+    """The ``span`` (first, count) of worlds: :data:`FINE_TUNING`, :data:`TRAINING` or :data:`HELD_OUT`."""
     return replace(worlds, skip=worlds.skip + span[0], worlds=span[1])
 
 
@@ -94,26 +95,34 @@ def sft_policy(
     """The fine-tuned policy and the loss of each step, nats a token. ``observe(losses so far)`` is called before
     every step. Each round of ``config.sft`` sees demonstrations of its own and ends with the weights rounded to what
     a file keeps, so that the later ``rounds`` can be trained from the ``model`` of the earlier ones.
+    """
+    model, losses = config.model.build(seed) if model is None else model, []
+    for number, settings in list(enumerate(config.sft))[rounds]:
+        tune(model, config.demonstrations, replace(settings, seed=seed + 1_000_003 * number), losses, observe)
+    return model, losses
+
+
+class Source(Protocol):
+    """Where demonstrations come from."""
+
+    def batch(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Prompts, completions, mask, as of :class:`~dslib.rl.sft.Examples`, the longest first."""
+
+
+def tune(
+    model: Decoder,
+    source: Source,
+    settings: SFTConfig,
+    losses: list[float],
+    observe: Callable[[list[float]], object] | None = None,
+) -> None:
+    """One round of fine-tuning in place, on one thread, to weights that a file keeps; the loss of each step is
+    appended to ``losses``, and ``observe(losses)`` called before it.
 
     As :func:`dslib.rl.sft`, but that the episodes of a batch, whose lengths differ, go through the model in three
     parts of about one length each, and little is padded. The loss is that of the whole batch: batches of one length
     would not do, for the short episodes are those that an early mistake has ended.
     """
-    model, losses = config.model.build(seed) if model is None else model, []
-    for number, settings in list(enumerate(config.sft))[rounds]:
-        _tune(
-            model, config.demonstrations, replace(settings, seed=seed + 1_000_003 * number), losses, observe
-        )
-    return model, losses
-
-
-def _tune(
-    model: Decoder,
-    source: Demonstrations,
-    settings: SFTConfig,
-    losses: list[float],
-    observe: Callable[[list[float]], object] | None,
-) -> None:
     generator = torch.Generator().manual_seed(settings.seed)
 
     def loss_of_batch(step: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,25 @@ def expert_turn(
         return thought + _random_call(history, words, draw)
     if thought and words.other not in thought:
         return [*thought, words.answer, newest.call[1]]
+    return thought + _next_candidate(history, words, draw)
+
+
+def hasty_turn(
+    history: History, words: SearchVocabulary, draw: np.random.Generator, answers: float = 0.3
+) -> list[int]:
+    """The turn of an agent that calls tools and does not reason: no verdicts, and no use of them.
+
+    It searches and opens as :func:`expert_turn` does. After a page it answers with that entity with probability
+    ``answers``, whatever the page says.
+    """
+    newest = history.turns[-1] if history.turns else None
+    if newest is not None and is_page(newest, words) and draw.random() < answers:
+        return [words.answer, newest.call[1]]
+    return _next_candidate(history, words, draw)
+
+
+def _next_candidate(history: History, words: SearchVocabulary, draw: np.random.Generator) -> list[int]:
+    """Open the first entity of the newest search that is neither opened nor ruled out, or else search."""
     seen = {
         *(history.ruled_out or ()),
         *(turn.call[1] for turn in history.turns if turn.call[0] == words.open),
@@ -39,9 +59,9 @@ def expert_turn(
         if turn.call[0] == words.search:
             for entity in turn.result:
                 if entity in words.entities and entity not in seen:
-                    return [*thought, words.open, entity]
+                    return [words.open, entity]
             break
-    return [*thought, words.search, int(draw.choice(_clues(history, words)))]
+    return [words.search, int(draw.choice(_clues(history, words)))]
 
 
 def _clues(history: History, words: SearchVocabulary) -> list[int]:
@@ -113,14 +133,22 @@ class Demonstrations:
         indices = torch.randint(len(self.worlds), (count,), generator=generator).tolist()
         draw = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         found = [self.episode(index, words, draw)[:2] for index in indices]
-        found.sort(key=lambda pair: -len(pair[0]))
-        start, longest = self.worlds.attributes, len(found[0][0])
-        completions = torch.full((count, longest - start), words.pad)
-        mask = torch.zeros(count, longest - start, dtype=torch.bool)
-        for row, (tokens, own) in enumerate(found):
-            completions[row, : len(tokens) - start] = torch.tensor(tokens[start:])
-            mask[row, : len(own) - start] = torch.tensor(own[start:])
-        return torch.tensor([tokens[:start] for tokens, _ in found]), completions, mask
+        return padded(found, self.worlds.attributes, words.pad)
+
+
+def padded(
+    found: Sequence[tuple[list[int], list[bool]]], start: int, pad: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens, which of them are learnt) of each demonstration as a batch, the longest first: prompts (count,
+    start), completions (count, new) int64, padded, and their mask."""
+    found = sorted(found, key=lambda pair: -len(pair[0]))
+    longest = len(found[0][0])
+    completions = torch.full((len(found), longest - start), pad)
+    mask = torch.zeros(len(found), longest - start, dtype=torch.bool)
+    for row, (tokens, own) in enumerate(found):
+        completions[row, : len(tokens) - start] = torch.tensor(tokens[start:])
+        mask[row, : len(own) - start] = torch.tensor(own[start:])
+    return torch.tensor([tokens[:start] for tokens, _ in found]), completions, mask
 
 
 def play_expert(episode: SearchEpisode, seed: int = 0, noise: float = 0.0) -> SearchEpisode:

@@ -107,6 +107,18 @@ def test_dropping_the_thinking_leaves_everything_else():
     assert without_reasoning(assistant("x")) == assistant("x")
 
 
+def test_a_message_without_its_thinking_is_what_pydantic_would_copy():
+    message = Message(
+        role="assistant", content="so", reasoning_content="why", tool_calls=(tool_call("f"),), refusal="kept"
+    )
+    bare = without_reasoning(message)
+    assert bare == message.model_copy(update={"reasoning_content": None})
+    assert bare.model_dump() == message.model_dump() | {"reasoning_content": None}
+    bare.model_extra["refusal"] = "changed"
+    assert (message.reasoning_content, message.refusal) == ("why", "kept")
+    assert Message.model_validate_json(bare.model_dump_json()) == bare
+
+
 def test_a_harness_without_tool_messages_writes_results_as_a_user():
     converted = results_as_user([system("s"), user("q"), *from_openai(PLAIN[2:])])
     assert [m.role for m in converted] == ["system", "user", "assistant", "user", "user", "assistant"]

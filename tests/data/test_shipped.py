@@ -241,11 +241,31 @@ def test_shipped_agent_context_has_every_arm_in_the_same_thousand_worlds():
 def test_shipped_search_policies_are_small_and_say_in_which_window_they_were_trained():
     from dslib.rl.search_policy_study import shipped_policy
 
-    for name in ("search_policy", "search_policy_sft"):
+    for name, window in {"search_policy": None, "search_policy_sft": None, "search_policy_128": 128}.items():
         _, _, known = shipped_policy(name)
-        assert known["about"]["training_window"] is None
+        assert known["about"]["training_window"] == window
         assert known["command"].startswith("python -m dslib.rl.train_search_policy")
         assert data.path(f"checkpoints/{name}.safetensors").stat().st_size < 4_000_000
+
+
+def test_shipped_cold_start_has_every_stage_of_every_seed_and_policies_that_load():
+    from dslib.agents import cold_start_study as study
+
+    config = study.ColdStartConfig()
+    rows, curves = (measurements.read(name) for name in study.TABLES)
+    assert rows.seed.nunique() >= 8
+    assert set(rows.dose) == set(curves.dose) == set(config.doses)
+    assert not rows.duplicated(["dose", "seed", "stage", "prompt"]).any()
+    for (dose, _), part in rows.groupby(["dose", "seed"]):
+        assert set(part.stage) == {"fine-tuned", "fine-tuned, greedy", *study.stages_of(config, dose)}
+        assert set(part.prompt) == set(study.PROMPTS)
+    for (dose, _), part in curves.groupby(["dose", "seed"]):
+        assert part.groupby("stage").step.max().to_dict() == dict.fromkeys(
+            study.stages_of(config, dose), config.rl_steps
+        )
+    assert rows[["interleaved", "solved"]].stack().between(0, 1).all()
+    for stage in study.SHIPPED:
+        assert study.shipped(config, stage)
 
 
 def test_shipped_reasoning_has_every_stage_of_every_seed_and_models_that_load():
