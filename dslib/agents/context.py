@@ -53,15 +53,20 @@ class ContextOverflow(Exception):
 class Step:
     """What stays or goes whole: an assistant's calls and their results, or words of it with the harness's reply.
 
-    ``messages``: as they are visible; ``tokens``: their cost. ``start`` and ``stop`` are indices in the transcript.
+    ``tokens``: the cost of its messages. ``start`` and ``stop`` are indices in the transcript.
     """
 
     start: int
     stop: int
     turn: _Turn = field(repr=False)
     has_calls: bool
-    messages: list[Message] = field(default_factory=list)
+    source: _Shown = field(repr=False)
     tokens: int = 0
+
+    @property
+    def messages(self) -> list[Message]:
+        """As they are visible now."""
+        return self.source.between(self.start, self.stop)
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,22 @@ class _Turn:
     steps: int = 0
 
 
+@dataclass(eq=False)
+class _Shown:
+    """The messages, None where one is dropped, and places of those whose thinking is cut off when they are shown."""
+
+    messages: list[Message | None] = field(default_factory=list)
+    bare: set[int] = field(default_factory=set)
+
+    def between(self, start: int, stop: int) -> list[Message]:
+        shown, bare = self.messages, self.bare
+        return [
+            without_reasoning(message) if place in bare else message
+            for place in range(start, stop)
+            if (message := shown[place]) is not None
+        ]
+
+
 class Window:
     """What of a transcript is visible, followed message by message; each one is added, stripped and dropped at most
     once, which makes a view linear. :func:`view` is the way in, and the loop plans its resets with this."""
@@ -155,11 +176,8 @@ class Window:
         self.base = self.tokens = 0 if count is None else count([])
         self._cost_of, self._bare_cost_of = _costs(count, self.base)
         self.strategy: Strategy | None = None
-        self._shown: list[Message | None] = []  # None: dropped
+        self._shown = _Shown()
         self._cost: list[int] = []
-        self._bare: set[int] = (
-            set()
-        )  # shown without their thinking, which is cut off only when they are shown
         self._steps: list[Step] = []  # those that are visible, oldest first
         self._turn = _Turn()
         self._asked = False
@@ -200,29 +218,21 @@ class Window:
 
     def visible(self, stop: int | None = None) -> list[Message]:
         """The messages, each summary in its place; with ``stop``, those before that place in the transcript."""
-        stop = len(self._shown) if stop is None else stop
+        stop = len(self._shown.messages) if stop is None else stop
         out, start = [], 0
         for place, text in self._summaries:
             if place <= stop:
-                out += [*self._between(start, place), text]
+                out += [*self._shown.between(start, place), text]
                 start = place
-        return out + self._between(start, stop)
-
-    def _between(self, start: int, stop: int) -> list[Message]:
-        shown, bare = self._shown, self._bare
-        return [
-            without_reasoning(message) if place in bare else message
-            for place in range(start, stop)
-            if (message := shown[place]) is not None
-        ]
+        return out + self._shown.between(start, stop)
 
     def add(self, message: Message) -> None:
         """The transcript's next message."""
-        place, role = len(self._shown), message.role
-        self._shown.append(message)
+        place, role = len(self._shown.messages), message.role
+        self._shown.messages.append(message)
         bare = self.reasoning == "drop_all" and message.reasoning_content is not None
         if bare:
-            self._bare.add(place)
+            self._shown.bare.add(place)
         cost = self._bare_cost_of(message) if bare else self._cost_of(message)
         self._cost.append(cost)
         self.tokens += cost
@@ -230,14 +240,14 @@ class Window:
             self._turn.assistants.append(place)
             if message.tool_calls:
                 self._turn.steps += 1
-                self._steps.append(Step(place, place + 1, self._turn, has_calls=True))
+                self._steps.append(Step(place, place + 1, self._turn, True, self._shown))
         elif role == "tool":
             self._steps[-1].stop = place + 1
         elif role in ("user", "developer") and message.name != SUMMARY:
-            before = self._shown[place - 1] if place else None
+            before = self._shown.messages[place - 1] if place else None
             replies = before and before.role == "assistant" and not before.tool_calls
             if message.name == HARNESS and replies and self._asked:
-                self._steps.append(Step(place - 1, place + 1, self._turn, has_calls=False))
+                self._steps.append(Step(place - 1, place + 1, self._turn, False, self._shown))
             self._asked = self._asked or role == "user"
             self._close_turn()
 
@@ -268,11 +278,19 @@ class Window:
     def plan(self, strategy: Strategy, budget: int) -> tuple[ContextEvent, list[Message], int] | None:
         """What the strategy would drop now: the event without a text, the messages that leave, and their tokens;
         None when there is nothing. Raises ValueError when it chooses what is not its to drop."""
+        planned = self._planned(strategy, budget)
+        if planned is None:
+            return None
+        event, gone, tokens = planned
+        earlier = [text for _, text in self._summaries] if event.merged else []
+        return event, earlier + [message for step in gone for message in step.messages], tokens
+
+    def _planned(self, strategy: Strategy, budget: int) -> tuple[ContextEvent, list[Step], int] | None:
+        """The same with the steps that leave instead of their messages."""
         strategy, history, left = as_strategy(strategy), self._history(), self.tokens
         gone: list[Step] = []
         while history and left > budget:
             for step in history:
-                step.messages = self._between(step.start, step.stop)
                 step.tokens = sum(self._cost[step.start : step.stop])
             chosen = set(strategy.choose(tuple(history)))
             if not chosen <= set(history):
@@ -295,16 +313,15 @@ class Window:
                 ranges.append([step.start, step.stop])
         event = ContextEvent(
             kind=strategy.kind,
-            at=len(self._shown),
+            at=len(self._shown.messages),
             dropped=tuple((a, b) for a, b in ranges),
             merged=strategy.merges,
         )
-        earlier = [text for _, text in self._summaries] if strategy.merges else []
-        messages = earlier + [message for step in gone for message in step.messages]
-        return event, messages, sum(map(self._cost_of, earlier)) + sum(step.tokens for step in gone)
+        earlier = sum(self._cost_of(text) for _, text in self._summaries) if strategy.merges else 0
+        return event, gone, earlier + sum(step.tokens for step in gone)
 
     def _reset(self, strategy: Strategy, budget: int) -> None:
-        planned = self.plan(strategy, budget)
+        planned = self._planned(strategy, budget)
         if planned is None:
             return
         event, _, tokens = planned
@@ -324,7 +341,7 @@ class Window:
         left = set(gone)
         for step in gone:
             for place in range(step.start, step.stop):
-                self._shown[place] = None
+                self._shown.messages[place] = None
                 self.tokens -= self._cost[place]
                 self._cost[place] = 0
             if step.has_calls:
@@ -341,9 +358,9 @@ class Window:
         """Of a turn that is over: what the policy drops of it."""
         if self.reasoning == "v32" or (self.reasoning == "keep_tool_turns" and turn.steps == 0):
             for place in turn.assistants:
-                message = self._shown[place]
+                message = self._shown.messages[place]
                 if message is not None and message.reasoning_content is not None:
-                    self._bare.add(place)
+                    self._shown.bare.add(place)
                     cost = self._bare_cost_of(message)
                     self.tokens += cost - self._cost[place]
                     self._cost[place] = cost

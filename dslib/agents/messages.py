@@ -140,14 +140,10 @@ def without_reasoning(message: Message) -> Message:
     if message.content is None and not message.tool_calls:
         return message.model_copy(update={"reasoning_content": None, "content": ""})
     # By the pickle protocol: a view strips hundreds of messages, and model_copy takes more than twice as long.
+    # What cannot change is shared.
     state = message.__getstate__()
-    own = {
-        "__dict__": {**state["__dict__"], "reasoning_content": None},
-        "__pydantic_extra__": {**state["__pydantic_extra__"]},
-        "__pydantic_fields_set__": {*state["__pydantic_fields_set__"]},
-    }
     bare = type(message).__new__(type(message))
-    bare.__setstate__({**state, **own})
+    bare.__setstate__({**state, "__dict__": {**state["__dict__"], "reasoning_content": None}})
     return bare
 
 

@@ -114,8 +114,8 @@ def test_a_message_without_its_thinking_is_what_pydantic_would_copy():
     bare = without_reasoning(message)
     assert bare == message.model_copy(update={"reasoning_content": None})
     assert bare.model_dump() == message.model_dump() | {"reasoning_content": None}
-    bare.model_extra["refusal"] = "changed"
-    assert (message.reasoning_content, message.refusal) == ("why", "kept")
+    assert message.reasoning_content == "why"
+    assert bare.refusal == "kept"
     assert Message.model_validate_json(bare.model_dump_json()) == bare
 
 
