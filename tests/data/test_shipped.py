@@ -7,7 +7,7 @@ import pytest
 from dslib import data, measurements
 from dslib.suite.claims import load_claims
 
-READ_NO_TEXT = ("agent", "grpo", "reasoning", "rl")
+READ_NO_TEXT = ("agent", "cold_start", "grpo", "reasoning", "rl")
 SHIPPED = sorted((Path(data.__file__).parent / "measurements").glob("*.csv"))
 
 
