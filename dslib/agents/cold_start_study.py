@@ -301,7 +301,9 @@ def played(
 
 def measured(episodes: Sequence[SearchEpisode]) -> dict[str, float]:
     """The shares that are ``interleaved`` and ``solved``, the mean of their :func:`thought_share`, -1 if none has
-    shown a page, as ``thought``, and the mean of their ``calls``."""
+    shown a page, as ``thought``, and the mean of their ``calls``. Raises ValueError for no episode."""
+    if not episodes:
+        raise ValueError("episodes is empty; a share needs at least one")
     shares = np.array([thought_share(episode) for episode in episodes])
     return {
         "interleaved": float(np.mean([is_interleaved(episode) for episode in episodes])),

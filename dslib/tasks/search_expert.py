@@ -140,7 +140,9 @@ def padded(
     found: Sequence[tuple[list[int], list[bool]]], start: int, pad: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(tokens, which of them are learnt) of each demonstration as a batch, the longest first: prompts (count,
-    start), completions (count, new) int64, padded, and their mask."""
+    start), completions (count, new) int64, padded, and their mask. Raises ValueError for none."""
+    if not found:
+        raise ValueError("found is empty; a batch needs at least one demonstration")
     found = sorted(found, key=lambda pair: -len(pair[0]))
     longest = len(found[0][0])
     completions = torch.full((len(found), longest - start), pad)

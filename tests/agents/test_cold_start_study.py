@@ -315,3 +315,10 @@ def test_a_share_outside_0_and_1_is_an_error(name, share):
 def test_shares_of_more_than_all_examples_are_an_error():
     with pytest.raises(ValueError, match="more than all"):
         ColdStartData(WORLDS, agents=0.7, demonstrations=0.4)
+
+
+def test_a_batch_and_a_measurement_of_nothing_are_errors():
+    with pytest.raises(ValueError, match="found is empty"):
+        ColdStartData(WORLDS).batch(0, torch.Generator())
+    with pytest.raises(ValueError, match="episodes is empty"):
+        study.measured([])

@@ -202,6 +202,23 @@ def test_wrong_arguments_are_named(arguments, error, words):
         view(history(1), **arguments)
 
 
+@pytest.mark.parametrize("reasoning", ["keep_all", "drop_all"])
+def test_a_strategy_reads_what_a_step_shows_and_costs_as_long_as_it_is_visible(reasoning):
+    messages, read, steps = history(4), [], []
+
+    def oldest(offered):
+        read.append([(step.messages, step.tokens) for step in offered])
+        steps.append(offered[0])
+        return offered[:1]
+
+    shown = view(messages, reasoning)
+    view(messages, reasoning, oldest, COUNT(shown) - 1, COUNT)
+    pairs = [shown[place : place + 2] for place in range(2, len(shown) - 2, 2)]
+    assert [step for step, _ in read[0]] == pairs
+    assert [tokens for _, tokens in read[0]] == [COUNT(pair) for pair in pairs]
+    assert steps[0].messages == []  # gone by now
+
+
 def test_a_strategy_may_drop_only_what_it_was_offered():
     def greedy(steps):
         return [object()]
