@@ -70,7 +70,7 @@ def test_installed_wheel_works_from_any_directory_with_its_data(wheel, tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     code = (
-        "import dslib, dslib.data, dslib.kernels, dslib.optim, dslib.models; from dslib import measurements; "
+        "import dslib, dslib.data, dslib.kernels, dslib.optim, dslib.models; from dslib.runs import measurements; "
         "from dslib.suite.claims import load_claims; assert load_claims(); assert len(measurements.read('muon')); "
         "print(dslib.__file__); print(dslib.data.__file__)"
     )

@@ -14,7 +14,7 @@ from dslib.agents.context import Strategy, summary
 from dslib.agents.messages import Message
 from dslib.agents.outcome import OutOfWindow
 from dslib.agents.tools import Tool, tool
-from dslib.models.decoder import KVCache
+from dslib.attention import KVCache
 from dslib.rl.rollout import SamplingConfig, draw
 from dslib.tasks.search_tokens import RULED_OUT, SearchVocabulary
 from dslib.tasks.search_world import SearchTools, SearchWorlds

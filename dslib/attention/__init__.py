@@ -1,6 +1,7 @@
 """Attention as functions on (batch, heads, time, dim) tensors."""
 
 from dslib.attention.block_sparse import block_mask, block_sparse_attention, top_blocks
+from dslib.attention.cache import KVCache
 from dslib.attention.dense import attention_scores, causal_mask, dense_attention
 from dslib.attention.dsa import (
     LightningIndexer,
@@ -21,6 +22,7 @@ from dslib.attention.sliding_window import sliding_window_attention, sliding_win
 
 __all__ = [
     "MLA",
+    "KVCache",
     "LightningIndexer",
     "MLAConfig",
     "NSAMasks",

@@ -13,19 +13,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from dslib.attention.cache import KVCache
 from dslib.attention.dense import causal_mask
 from dslib.attention.masked import masked_attention
 from dslib.attention.rope import apply_rotary, apply_rotary_interleaved, rotary_angles
 
-if TYPE_CHECKING:
-    from dslib.models.decoder import DecoderConfig, KVCache
-
 _ROTARY = {"interleaved": apply_rotary_interleaved, "half_split": apply_rotary}
+
+
+class ModelSizes(Protocol):
+    """What :class:`MLAConfig` asks of the model whose layer it becomes; :class:`dslib.models.DecoderConfig` has it."""
+
+    d_model: int
+    heads: int
+    rope_base: float
+    norm_eps: float
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,11 @@ class MLAConfig:
         """Of the softmax: mscale²/√(nope_dim + rope_dim), in both modes."""
         return self.mscale**2 / math.sqrt(self.nope_dim + self.rope_dim)
 
-    def module(self, config: DecoderConfig, layer: int) -> MLA:
+    def module(self, config: ModelSizes, layer: int) -> MLA:
         """The attention of a decoder's layer."""
         return MLA(config.d_model, config.heads, self, config.rope_base, config.norm_eps, layer)
 
-    def training_flops_per_token(self, config: DecoderConfig, context: int) -> float:
+    def training_flops_per_token(self, config: ModelSizes, context: int) -> float:
         """Causal scores and values of all heads in MHA mode, forward and backward: half of the keys are seen."""
         return 3 * context * config.heads * (self.nope_dim + self.rope_dim + self.value_dim)
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from dslib.attention import KVCache
 from dslib.evaluation.passk import checked_rates, rates_to_pass_at_k
-from dslib.models.decoder import KVCache
 from dslib.models.generation import filter_logits
 from dslib.tasks.verifiable import EnumerableTask
 

@@ -1,10 +1,11 @@
 """A small decoder, its tokenizers, its generation and its training."""
 
-from dslib.models.decoder import Decoder, DecoderConfig, KVCache, SelfAttention
+from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.models.generation import filter_logits, generate
+from dslib.models.layers.dense import SelfAttention
+from dslib.models.layers.rwkv import RWKV7, RWKVConfig
+from dslib.models.layers.sparse import NSA, MoBA, MoBAConfig, NSAConfig, SlidingWindow, SlidingWindowConfig
 from dslib.models.moe import MoE, MoEConfig
-from dslib.models.rwkv import RWKV7, RWKVConfig
-from dslib.models.sparse import NSA, MoBA, MoBAConfig, NSAConfig, SlidingWindow, SlidingWindowConfig
 from dslib.models.tokenizer import BPETokenizer, ByteTokenizer
 from dslib.models.training import (
     TrainConfig,
@@ -23,7 +24,6 @@ __all__ = [
     "ByteTokenizer",
     "Decoder",
     "DecoderConfig",
-    "KVCache",
     "MoBA",
     "MoBAConfig",
     "MoE",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dslib.attention import apply_rotary, attention_scores, dense_attention, rotary_angles
+from dslib.attention import KVCache
+from dslib.models.layers.dense import SelfAttention
 from dslib.models.moe import MoE, MoEConfig
 
 
@@ -76,81 +77,6 @@ class DecoderConfig:
     def build(self, seed: int = 0) -> Decoder:
         """The model of these sizes, its weights drawn from ``seed``."""
         return Decoder(self, seed=seed)
-
-
-class KVCache:
-    """Keys and values of the positions decoded so far, one pair a layer: (batch, kv_heads, time, dim).
-
-    ``states`` is for what else a layer remembers, whatever it is; ``length`` is the number of positions that
-    the model has seen. Without gradients the tensors are views of storage that doubles when it is full: a
-    token costs its own numbers, not a copy of all that came before it.
-    """
-
-    def __init__(self) -> None:
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.states: dict[Any, Any] = {}
-        self.length = 0
-        self._storage: dict[tuple[int, int], Tensor] = {}
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new positions of a layer; returns all of its keys and values."""
-        if layer in self.layers:
-            old = self.layers[layer]
-            k, v = self._joined((layer, 0), old[0], k), self._joined((layer, 1), old[1], v)
-        self.layers[layer] = (k, v)
-        return k, v
-
-    def _joined(self, key: tuple[int, int], old: Tensor, new: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            return torch.cat((old, new), dim=-2)
-        length = old.shape[-2]
-        total = length + new.shape[-2]
-        storage = self._storage.get(key)
-        # Another address: these keys were put here by someone else, or joined while gradients were on.
-        if storage is None or storage.shape[-2] < total or storage.data_ptr() != old.data_ptr():
-            storage = old.new_empty(*old.shape[:-2], 2 * total, old.shape[-1])
-            storage[..., :length, :] = old
-            self._storage[key] = storage
-        storage[..., length:total, :] = new
-        return storage[..., :total, :]
-
-
-class SelfAttention(nn.Module):
-    """Multi-head (or grouped-query) causal self-attention with rotary positions.
-
-    Another attention is plugged into :class:`Decoder` as a module with this constructor and ``forward``.
-    """
-
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
-        super().__init__()
-        self.config, self.layer = config, layer
-        kv_size = (config.kv_heads or config.heads) * config.head_dim
-        self.query = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.key = nn.Linear(config.d_model, kv_size, bias=False)
-        self.value = nn.Linear(config.d_model, kv_size, bias=False)
-        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
-
-    def _queries_and_keys(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(offset, offset + x.shape[1], device=x.device)
-        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_base)
-        return apply_rotary(self._heads(self.query(x)), angles), apply_rotary(
-            self._heads(self.key(x)), angles
-        )
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Attention logits of a whole sequence, (batch, heads, time, time), −inf where none may look."""
-        return attention_scores(*self._queries_and_keys(x, 0))
-
-    def forward(self, x: Tensor, cache: KVCache | None = None, offset: int = 0) -> Tensor:
-        """x: (batch, time, d_model) at positions ``offset`` and on → the same shape."""
-        q, k = self._queries_and_keys(x, offset)
-        v = self._heads(self.value(x))
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v)
-        return self.output(dense_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):

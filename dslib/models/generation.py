@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dslib.models.decoder import Decoder, KVCache
+from dslib.attention import KVCache
+from dslib.models.decoder import Decoder
 
 
 def filter_logits(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:

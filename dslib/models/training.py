@@ -11,11 +11,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dslib import workers
-from dslib.cache import cached
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
 from dslib.optim.update_rms import ADAMW_RMS
+from dslib.runs import workers
+from dslib.runs.cache import cached
 from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
 from dslib.tasks.recall import RECALL, TEXT, RecallTask
 
@@ -372,7 +372,7 @@ def train_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[TrainR
     in the order of ``configs``, each as soon as it and those before it are done.
 
     One thread a run whatever ``jobs`` is: the numbers do not depend on how many run at once. Finished
-    runs are kept in the cache of :mod:`dslib.cache`, so an interrupted series goes on where it was.
+    runs are kept in the cache of :mod:`dslib.runs.cache`, so an interrupted series goes on where it was.
     Any joblib backend set by ``joblib.parallel_config`` is used.
     """
     yield from in_workers(_train, configs, jobs)
@@ -383,7 +383,7 @@ def in_workers(
 ) -> Iterator[R]:
     """``run(config, digest of its corpus)`` for every configuration, as :func:`train_many` describes.
 
-    ``run`` is a function at the top of a module, :func:`dslib.cache.cached` if its results are to be kept;
+    ``run`` is a function at the top of a module, :func:`dslib.runs.cache.cached` if its results are to be kept;
     the digest is there for the cache's key, because the text is no part of the configuration.
     """
     calls = [(config, load_corpus(config.corpus).digest) for config in configs]

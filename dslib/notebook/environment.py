@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from dslib.suite.processes import cores
+from dslib.runs.workers import cores
 
 
 def headless() -> bool:

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TypeVar
 
 from dslib.notebook.style import use_style
-from dslib.suite.processes import cores
+from dslib.runs.workers import cores
 
 T = TypeVar("T")
 PROFILES = ("smoke", "quick", "full")

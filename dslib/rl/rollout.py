@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dslib.models.decoder import MLP, Decoder, KVCache, SelfAttention
+from dslib.attention import KVCache
+from dslib.models.decoder import MLP, Decoder
 from dslib.models.generation import filter_logits
+from dslib.models.layers.dense import SelfAttention
 from dslib.models.moe import recorded_routes, replayed_routes
 from dslib.rl.selective import selective_log_softmax
 

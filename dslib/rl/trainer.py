@@ -13,13 +13,19 @@ from torch import Tensor, nn
 
 from dslib.models.moe import MoE
 from dslib.rl.advantages import gae, group_advantages, token_rewards, whiten
-from dslib.rl.checkpoint import load_checkpoint, load_optimizers, optimizer_parts, save_checkpoint, under
 from dslib.rl.objectives import PolicyBatch, PolicyLoss, loss_normalizer, merged_metrics, policy_loss
 from dslib.rl.rewards import overlong_penalty
 from dslib.rl.rollout import Rollout, completion_states, score, token_entropy
 from dslib.rl.samples import Samples, collect
 from dslib.rl.selective import chunked_policy_loss, selective_log_softmax
 from dslib.rl.trainer_config import TrainerConfig
+from dslib.runs.training_state import (
+    load_checkpoint,
+    load_optimizers,
+    optimizer_parts,
+    save_checkpoint,
+    under,
+)
 from dslib.tasks.verifiable import Task
 
 
@@ -214,7 +220,7 @@ class Trainer:
         return policy_loss(replace(batch, logp=logp, entropy=entropy), self.loss, normalizer)
 
     def save(self, path: str | Path) -> None:
-        """Write everything that the next steps depend on to one file, :mod:`dslib.rl.checkpoint`."""
+        """Write everything that the next steps depend on to one file, :mod:`dslib.runs.training_state`."""
         tensors, rest = optimizer_parts(self.optimizers)
         for name, module in self._modules().items():
             tensors |= {f"{name}.{key}": x for key, x in module.state_dict().items()}
@@ -226,7 +232,7 @@ class Trainer:
         """Go on from a file of :meth:`save`: the next steps are those of the run that was not interrupted.
 
         A step that was interrupted begins anew. Raises ValueError, naming what differs, for a file of another
-        configuration, and errors of :func:`dslib.rl.checkpoint.load_checkpoint`.
+        configuration, and errors of :func:`dslib.runs.training_state.load_checkpoint`.
         """
         tensors, state = load_checkpoint(path)
         own = self._described()

@@ -24,9 +24,9 @@ from nbconvert.filters.markdown_mistune import (
 )
 from traitlets.config import Config
 
-from dslib.notebook.mathml import FormulaError, to_mathml
-from dslib.notebook.page import STYLE, TEMPLATE
 from dslib.notebook.style import INK
+from dslib.suite.mathml import FormulaError, to_mathml
+from dslib.suite.page import STYLE, TEMPLATE
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"

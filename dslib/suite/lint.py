@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dslib.runs.files import write_atomic
 from dslib.suite import notebooks, parameters
 from dslib.suite.claims import Claim, nearest
-from dslib.suite.files import write_atomic
 
 CODE_LINES = 15
 CELLS = 44

@@ -6,17 +6,11 @@ import os
 import time
 from collections.abc import Iterable
 
+from dslib.runs.workers import cores
+
 MARKER = "DSLIB_RUN_ID"  # inherited by every process that a run starts, however deep
 JOB_MARKER = "DSLIB_JOB_ID"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-def cores() -> int:
-    """The CPUs this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS or Windows
-        return os.cpu_count() or 1
 
 
 def worker_environment(run_id: str, job_id: str, jobs: int, profile: str, runtime: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dslib.suite.files import remove_leftovers, write_atomic, write_json
+from dslib.runs.files import remove_leftovers, write_atomic, write_json
 
 
 class RunError(ValueError):

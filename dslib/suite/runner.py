@@ -18,9 +18,9 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Protocol
 
+from dslib.runs.files import remove_leftovers, write_json
 from dslib.suite import notebooks, parameters, processes, rundir
 from dslib.suite.claims import PROFILES, claims_file
-from dslib.suite.files import remove_leftovers, write_json
 from dslib.suite.parameters import ParameterError
 from dslib.suite.rundir import RunDirectory, RunError
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dslib.runs.files import write_atomic, write_json
 from dslib.suite import processes
 from dslib.suite.claims import Claim, ClaimError, nearest
-from dslib.suite.files import write_atomic, write_json
 from dslib.suite.verdicts import judge, row_ok
 
 PACKAGES = """dslib-notebooks torch triton numpy scipy pandas matplotlib papermill nbclient ipykernel

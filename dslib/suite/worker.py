@@ -18,9 +18,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from dslib.runs.files import write_atomic, write_json
 from dslib.suite import outputs, processes
 from dslib.suite._nbformat import nbformat  # before papermill imports it the slow way
-from dslib.suite.files import write_atomic, write_json
 from dslib.suite.notebooks import NotebookError, clear, draws_figures, read_notebook
 
 

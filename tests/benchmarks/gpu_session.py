@@ -126,7 +126,7 @@ def _write(file: Path, rows: list[dict], dry_run: bool) -> None:
     import pandas
     import torch
 
-    from dslib.measurements import provenance
+    from dslib.runs.measurements import provenance
 
     made = provenance(f"python tests/benchmarks/gpu_session.py FOLDER{' --dry-run' if dry_run else ''}")
     made["card"] = "none: Triton's interpreter" if dry_run else torch.cuda.get_device_name()

@@ -9,7 +9,7 @@ import pandas
 import pytest
 import torch
 
-from dslib.measurements import PROVENANCE
+from dslib.runs.measurements import PROVENANCE
 
 SCRIPT = Path(__file__).with_name("gpu_session.py")
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dslib import data, measurements
+from dslib import data
+from dslib.runs import measurements
 from dslib.suite.claims import load_claims
 
 READ_NO_TEXT = ("agent", "cold_start", "grpo", "reasoning", "rl")
@@ -41,7 +42,7 @@ def test_shipped_models_have_the_sizes_that_their_names_say():
 
 
 def test_every_shipped_search_is_bracketed():
-    from dslib.models import optimizer_study as study
+    from dslib.experiments import muon as study
 
     rows = measurements.read("muon")
     for _, part in rows[rows.kind == "search"].groupby(["model", "arm"]):
@@ -56,12 +57,12 @@ def test_search_and_comparison_share_no_seed():
 
 
 def test_update_rms_arms_train_at_the_rates_that_the_shipped_search_found():
-    from dslib.models import optimizer_study
+    from dslib.experiments import muon
 
     searched, finals = measurements.read("update_rms_search"), measurements.read("update_rms")
     assert finals["model"].nunique() == 3
     for model, part in finals.groupby("model"):
-        best = optimizer_study.best_settings(searched[searched.model == model])
+        best = muon.best_settings(searched[searched.model == model])
         chosen = part[part.arm.isin(["AdamW", "Baseline", "Update Norm", "Adjusted LR"])]
         assert set(chosen.lr) == {best.lr}
         assert set(part.rest_lr) == {best.rest_lr}
@@ -78,8 +79,8 @@ def test_long_muon_runs_have_eight_seeds_and_all_arms_the_same_marks():
 
 
 def test_spectra_and_interchange_were_searched_on_seeds_of_their_own_and_bracketed():
-    from dslib.models import interchange_study
-    from dslib.models.search import best_bracketed
+    from dslib.experiments import interchange
+    from dslib.experiments.search import best_bracketed
 
     searched, spectra = measurements.read("spectra_search"), measurements.read("spectra")
     for _, part in searched.groupby(["model", "arm"]):
@@ -87,12 +88,10 @@ def test_spectra_and_interchange_were_searched_on_seeds_of_their_own_and_bracket
     assert not set(searched.seed) & set(spectra.seed)
     assert spectra.model.nunique() == searched.model.nunique() == 3
     table = measurements.read("interchange")
-    interchange_study.best_shares(table[table.kind == "search"])
+    interchange.best_shares(table[table.kind == "search"])
     finals = table[table.kind == "final"]
     assert not set(finals.seed) & set(table[table.kind == "search"].seed)
-    assert len(finals) == finals.seed.nunique() * len(
-        {*interchange_study.CELLS, *interchange_study.NULL_CELLS}
-    )
+    assert len(finals) == finals.seed.nunique() * len({*interchange.CELLS, *interchange.NULL_CELLS})
 
 
 def test_every_matrix_of_smollm2_was_measured():
@@ -104,24 +103,26 @@ def test_every_matrix_of_smollm2_was_measured():
 
 
 def test_shipped_sparse_attention_has_every_arm_of_every_seed_and_equal_lengths():
-    from dslib.models import dsa_study
+    from dslib.experiments import deepseek_sparse_attention as dsa
 
     rows = measurements.read("dsa")
-    names = {dsa_study.DENSE, dsa_study.WARMED, *dsa_study.ARMS}
+    names = {
+        dsa.DENSE,
+        dsa.WARMED,
+        *dsa.ARMS,
+    }
     for _, part in rows.groupby(["ratio", "seed"]):
         assert sorted(part.arm) == sorted(names)
-        arms = part[part.arm.isin(dsa_study.ARMS)]
+        arms = part[part.arm.isin(dsa.ARMS)]
         assert arms.groupby(["steps", "lr", "context", "top_k"]).ngroups == 1
-        before, warmed = (
-            part[part.arm == name].text_loss.item() for name in (dsa_study.DENSE, dsa_study.WARMED)
-        )
+        before, warmed = (part[part.arm == name].text_loss.item() for name in (dsa.DENSE, dsa.WARMED))
         assert before == warmed  # nothing but the indexer was trained
     assert rows.groupby("ratio").seed.nunique().ge(8).all()
     assert (rows.context // rows.top_k == rows.ratio).all()
 
 
 def test_shipped_scaling_is_bracketed_searched_on_seeds_of_its_own_and_two_rates_are_no_worse_than_one():
-    from dslib.models import scaling_study as study
+    from dslib.experiments import scaling_laws as study
 
     rows = measurements.read("scaling")
     searched, finals = rows[rows.kind == "search"], rows[rows.kind == "final"]
@@ -156,7 +157,7 @@ def test_shipped_rwkv_was_searched_on_seeds_of_its_own_and_has_eight_seeds_an_ar
 
 
 def test_shipped_grpo_runs_are_whole_designs_and_differ_in_nothing_but_switches():
-    from dslib.rl import mismatch_study as study
+    from dslib.experiments import grpo_and_kl as study
 
     rows = measurements.read("grpo_runs")
     assert rows.seed.nunique() >= 8
@@ -179,8 +180,8 @@ def test_shipped_mismatch_has_every_way_to_score_of_the_same_seeds():
 
 def test_shipped_rlvr_has_every_mark_of_every_seed_and_the_rates_that_its_table_averages():
     from dslib.evaluation import exact_pass_at_k
-    from dslib.rl import boundary_study as study
-    from dslib.rl import boundary_tables as tables
+    from dslib.experiments import rlvr_passk as study
+    from dslib.experiments import rlvr_tables as tables
 
     rows, problems = measurements.read("rlvr"), measurements.read("rlvr_problems")
     assert sorted(set(rows.seed)) == list(range(8))
@@ -205,7 +206,7 @@ def test_shipped_scratchpads_have_every_mark_of_every_seed_and_shares_of_their_r
 
 
 def test_shipped_rl_algorithms_have_eight_seeds_an_arm_and_equal_steps_and_samples_where_they_say_so():
-    from dslib.rl import algorithms_study as study
+    from dslib.experiments import rl_algorithms as study
 
     rows, curves = measurements.read("rl_algorithms"), measurements.read("rl_algorithms_curves")
     seeds = list(range(8))
@@ -224,8 +225,8 @@ def test_shipped_rl_algorithms_have_eight_seeds_an_arm_and_equal_steps_and_sampl
 
 
 def test_shipped_agent_context_has_every_arm_in_the_same_thousand_worlds():
-    from dslib.agents.context_study import StudyConfig
-    from dslib.agents.context_tables import unpack
+    from dslib.experiments.agent_context import StudyConfig
+    from dslib.experiments.agent_context_tables import unpack
 
     packed = measurements.read("agent_context")
     assert sorted(packed.arm) == sorted(arm.name for arm in StudyConfig().arms)
@@ -239,17 +240,17 @@ def test_shipped_agent_context_has_every_arm_in_the_same_thousand_worlds():
 
 
 def test_shipped_search_policies_are_small_and_say_in_which_window_they_were_trained():
-    from dslib.rl.search_policy_study import shipped_policy
+    from dslib.experiments.search_policy import shipped_policy
 
     for name, window in {"search_policy": None, "search_policy_sft": None, "search_policy_128": 128}.items():
         _, _, known = shipped_policy(name)
         assert known["about"]["training_window"] == window
-        assert known["command"].startswith("python -m dslib.rl.train_search_policy")
+        assert known["command"].startswith("python -m dslib.experiments.train_search_policy")
         assert data.path(f"checkpoints/{name}.safetensors").stat().st_size < 4_000_000
 
 
 def test_shipped_cold_start_has_every_stage_of_every_seed_and_policies_that_load():
-    from dslib.agents import cold_start_study as study
+    from dslib.experiments import cold_start as study
 
     config = study.ColdStartConfig()
     rows, curves = (measurements.read(name) for name in study.TABLES)
@@ -269,7 +270,7 @@ def test_shipped_cold_start_has_every_stage_of_every_seed_and_policies_that_load
 
 
 def test_shipped_reasoning_has_every_stage_of_every_seed_and_models_that_load():
-    from dslib.rl import reasoning_study as study
+    from dslib.experiments import reasoning_pipeline as study
 
     config = study.Reasoning()
     stages, curves, efforts = (measurements.read(name) for name in study.TABLES)

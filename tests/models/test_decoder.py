@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dslib.models import Decoder, DecoderConfig, KVCache, SelfAttention
+from dslib.attention import KVCache
+from dslib.models import Decoder, DecoderConfig, SelfAttention
 
 TINY = DecoderConfig(vocab_size=11, d_model=16, layers=2, heads=4)
 VARIANTS = [

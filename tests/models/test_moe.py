@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslib.models import Decoder, DecoderConfig, KVCache, TrainConfig, train
+from dslib.attention import KVCache
+from dslib.models import Decoder, DecoderConfig, TrainConfig, train
 from dslib.models.moe import (
     MoE,
     MoEConfig,

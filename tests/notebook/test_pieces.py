@@ -13,7 +13,7 @@ from dslib.notebook.style import INK
 
 def test_importing_loads_nothing_heavy():
     heavy = ("torch", "matplotlib", "pandas", "IPython", "ipywidgets", "joblib", "numpy")
-    code = f"import sys, dslib.notebook, dslib.cache; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, dslib.notebook, dslib.runs.cache; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 

@@ -1,0 +1,340 @@
+"""From dense to sparse attention on a small model: the recipe of DeepSeek-V3.2, and what could fake its success.
+
+A dense model is trained on text with recall mixed in; its indexer is warmed up with all else frozen (eq. 3); then
+both are trained sparsely (eq. 4). Beside it stand :data:`ARMS`, all continued from the same dense weights for as
+many steps on the same batches: dense attention, sparse attention whose indexer was not warmed up, the last keys
+in the indexer's place, and keys chosen by chance.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dslib.attention.dsa import LightningIndexer, select_topk, selected_mass
+from dslib.attention.fp8 import fp8_scores
+from dslib.models.decoder import Decoder
+from dslib.models.layers.dsa import SparseMLA, SparseMLAConfig
+from dslib.models.training import TrainConfig, TrainResult, in_workers, recall_losses, train
+from dslib.runs.cache import cached
+from dslib.tasks.corpus import load_corpus
+from dslib.tasks.recall import RECALL, TEXT
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Batches of continued training come from other seeds than those of the training before it.
+_EXTENDING, _LATER = 250, 500
+
+SHORT, DENSE, WARMED = "short context", "dense training", "warm-up"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to go on from the dense model: the stage, what selects, the run it starts from, and the target
+    of the indexer's loss."""
+
+    stage: str = "sparse"
+    selection: str = "indexer"
+    start: str = DENSE
+    target: str = "selected"
+
+
+ARMS = {
+    "dense": Arm(stage="dense"),
+    "sparse": Arm(start=WARMED),
+    "sparse, no warm-up": Arm(),
+    "window": Arm(selection="window"),
+    "random": Arm(selection="random"),
+    "sparse, full target": Arm(start=WARMED, target="full"),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``base`` is the dense training, with a recall task and :class:`SparseMLAConfig`'s attention. With a
+    ``context`` longer than its own it goes on for ``extension_steps`` on windows of that length, facts and
+    questions ``distance`` apart, as long-context models are made. The indexer is warmed up for ``warm_up_steps``
+    at ``warm_up_lr``; then every arm goes on for ``steps``, its learning rates ``lr_share`` of the base's, with
+    ``top_k`` keys a query. (The paper's sparse stage is fifteen times as long as its warm-up and runs at a
+    learning rate far below the dense training's.)"""
+
+    base: TrainConfig
+    top_k: int
+    warm_up_steps: int = 100
+    warm_up_lr: float = 0.03
+    steps: int = 150
+    lr_share: float = 0.3
+    context: int | None = None
+    distance: int | None = None
+    extension_steps: int = 200
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base.model.attention, SparseMLAConfig) or self.base.recall is None:
+            raise ValueError("base needs a model with SparseMLAConfig's attention, and a recall task")
+        if (self.context is None) != (self.distance is None):
+            raise ValueError(
+                f"context={self.context} and distance={self.distance} go together: give both or none"
+            )
+
+    def configuration(self, run: str) -> TrainConfig:
+        """Of a run: ``SHORT``, ``DENSE``, ``WARMED``, or a name in :data:`ARMS`. Raises ValueError for another."""
+        if run == SHORT or (run == DENSE and self.context is None):
+            return self._attending(self.base, stage="dense")
+        rest = self.base.lr if self.base.rest_lr is None else self.base.rest_lr
+        later = replace(
+            self.base,
+            seed=self.base.seed + _LATER,
+            evaluations=1,
+            steps=self.steps,
+            lr=self.base.lr * self.lr_share,
+            rest_lr=rest * self.lr_share,
+        )
+        if self.context is not None:
+            recall = replace(self.base.recall, distance=self.distance)
+            later = replace(later, context=self.context, recall=recall)
+        if run == DENSE:
+            later = replace(later, seed=self.base.seed + _EXTENDING, steps=self.extension_steps)
+            return self._attending(later, stage="dense")
+        if run == WARMED:
+            later = replace(later, steps=self.warm_up_steps, lr=self.warm_up_lr, rest_lr=self.warm_up_lr)
+            return self._attending(later, stage="warm-up", top_k=self.top_k)
+        if run not in ARMS:
+            raise ValueError(f"run={run!r} is unknown; use one of {[SHORT, DENSE, WARMED, *ARMS]}")
+        arm = ARMS[run]
+        return self._attending(
+            later, stage=arm.stage, selection=arm.selection, target=arm.target, top_k=self.top_k
+        )
+
+    def before(self, run: str) -> list[str]:
+        """The runs that ``run`` goes on from, first to last."""
+        if run == SHORT or (run == DENSE and self.context is None):
+            return []
+        start = SHORT if run == DENSE else DENSE if run == WARMED else ARMS[run].start
+        return [*self.before(start), start]
+
+    @staticmethod
+    def _attending(config: TrainConfig, **changes: Any) -> TrainConfig:
+        return replace(
+            config, model=replace(config.model, attention=replace(config.model.attention, **changes))
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a recipe: ``DENSE``, ``WARMED`` or a name in :data:`ARMS`."""
+
+    recipe: Recipe
+    name: str
+
+    @property
+    def corpus(self) -> str | None:
+        """The text, as :func:`dslib.models.training.in_workers` asks for it."""
+        return self.recipe.base.corpus
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run: its weights, what training measured, and for the weights at its end ``masses``, the
+    shares of the attention mass of :func:`masses`, and ``checks``: ``"mixed_loss"``, the mean over all tokens that
+    can be foreseen, text and answers; ``"recall_misrotated"``, the accuracy with the indexer's rotation laid out
+    the other way; and the overlaps of :func:`overlap` with keys selected so, and in FP8."""
+
+    run: Run
+    weights: dict[str, Tensor] = field(repr=False)
+    result: TrainResult = field(repr=False)
+    masses: dict[str, float] = field(default_factory=dict)
+    checks: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def text_loss(self) -> float:
+        """Nats a byte on unseen files, recall left out."""
+        return self.result.final_loss
+
+    @property
+    def recall_loss(self) -> float:
+        """Nats an answer."""
+        return self.result.recall_loss[-1]
+
+    @property
+    def recall_accuracy(self) -> float:
+        """Share of the answers that are the likeliest token."""
+        return self.result.recall_accuracy[-1]
+
+    def model(self, **changes: Any) -> Decoder:
+        """The trained model, its attention's configuration changed."""
+        config = Recipe._attending(self.result.config, **changes).model
+        model = config.build()
+        model.load_state_dict(self.weights)
+        return model.requires_grad_(False)
+
+
+def run_many(runs: Iterable[Run], jobs: int = 1) -> list[Trained]:
+    """Every run, in worker processes and cached; what several start from is trained once, first."""
+    runs = list(runs)
+    for name in (SHORT, DENSE, WARMED):
+        wanted = [Run(run.recipe, name) for run in runs if name in run.recipe.before(run.name)]
+        list(in_workers(_run, dict.fromkeys(wanted), jobs))
+    return list(in_workers(_run, runs, jobs))
+
+
+@cached
+def _run(run: Run, corpus: str) -> Trained:
+    config = run.recipe.configuration(run.name)
+    weights = {}
+
+    def keep(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
+        if step == config.steps:
+            weights.update({name: value.clone() for name, value in model.state_dict().items()})
+
+    start, trainable = None, None
+    if before := run.recipe.before(run.name):
+        start = _run(Run(run.recipe, before[-1]), corpus).weights
+    if run.name == WARMED:
+        trainable = _is_indexer
+    result = train(config, observe=keep, weights=start, trainable=trainable)
+    if not weights:
+        raise RuntimeError(f"{run.name} diverged: a loss stopped being finite; lower its learning rate")
+    trained = Trained(run, weights, result)
+    inputs, _, kinds = planted(config)
+    text, answers = ((kinds == kind).sum().item() for kind in (TEXT, RECALL))
+    checks = {
+        "mixed_loss": (trained.text_loss * text + trained.recall_loss * answers) / (text + answers),
+        "recall_misrotated": evaluate(trained, indexer_rope_layout="interleaved")["recall_accuracy"],
+        "overlap_misrotated": overlap(trained, misrotated_scores),
+        "overlap_fp8": overlap(trained, fp8_indexer_scores),
+    }
+    return replace(trained, masses=masses(trained.model(), inputs[:16], run.recipe.top_k), checks=checks)
+
+
+def _is_indexer(name: str) -> bool:
+    return ".indexer." in name
+
+
+def planted(config: TrainConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """The windows that a run is evaluated on: inputs, targets, kinds, each (count, context)."""
+    text = load_corpus(config.corpus).validation
+    return config.recall.evaluation(text, config.evaluation_windows, config.context)
+
+
+@torch.no_grad()
+def attention_inputs(model: Decoder, tokens: Tensor) -> list[tuple[SparseMLA, Tensor]]:
+    """Each layer's attention and what came into it, (batch, time, d_model), for ``tokens`` (batch, time)."""
+    seen: list[tuple[SparseMLA, Tensor]] = []
+    hooks = [
+        block.attention.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs[0])))
+        for block in model.blocks
+    ]
+    try:
+        model(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+@torch.no_grad()
+def masses(model: Decoder, tokens: Tensor, top_k: int, where: Tensor | None = None) -> dict[str, float]:
+    """Share of the dense attention mass, summed over heads, that ``top_k`` keys hold: the indexer's, the last
+    ones, chance's, and the best possible.
+
+    A mean over layers and over the queries that see more than ``top_k`` keys (``where``: (batch, time) bool,
+    over those alone). Attention is what the layer would do densely on the inputs that it gets.
+    """
+    time = tokens.shape[1]
+    position = torch.arange(time)
+    counted = (position >= top_k).expand(len(tokens), -1)
+    counted = counted if where is None else counted & where
+    window = (position.unsqueeze(1) - torch.arange(top_k)).clamp_min(-1).expand(len(tokens), -1, -1)
+    chance = torch.rand(len(tokens), time, time, generator=torch.Generator().manual_seed(0))
+    found: dict[str, list[float]] = {"indexer": [], "window": [], "random": [], "best": []}
+    for attention, x in attention_inputs(model, tokens):
+        weights = attention.weights(x)
+        selections = {
+            "indexer": select_topk(attention.indexer(x, attention.query_latent(x)), top_k),
+            "window": window,
+            "random": select_topk(chance, top_k),
+            "best": select_topk(weights.sum(1), top_k),
+        }
+        for name, indices in selections.items():
+            found[name].append(selected_mass(weights, indices)[counted].mean().item())
+    return {name: sum(layers) / len(layers) for name, layers in found.items()}
+
+
+@torch.no_grad()
+def evaluate(trained: Trained, **changes: Any) -> dict[str, float]:
+    """:func:`dslib.models.training.recall_losses` of a trained model with another configuration of its
+    attention, such as ``indexer_rope_layout="interleaved"`` or another ``top_k``."""
+    return recall_losses(trained.model(**changes), planted(trained.result.config))
+
+
+@torch.no_grad()
+def overlap(trained: Trained, change: Callable[[LightningIndexer, Tensor, Tensor], Tensor]) -> float:
+    """Share of the keys selected with exact scores that are selected with ``change(indexer, x, latent)``'s scores
+    too, (batch, time, time), over layers and queries that see more than top_k keys."""
+    model, top_k = trained.model(), trained.run.recipe.top_k
+    shares = []
+    for attention, x in attention_inputs(model, planted(trained.result.config)[0][:16]):
+        latent = attention.query_latent(x)
+        exact = select_topk(attention.indexer(x, latent), top_k)[:, top_k:]
+        other = select_topk(change(attention.indexer, x, latent), top_k)[:, top_k:]
+        shares.append((exact.unsqueeze(-1) == other.unsqueeze(-2)).any(-1).double().mean().item())
+    return sum(shares) / len(shares)
+
+
+def misrotated_scores(indexer: LightningIndexer, x: Tensor, latent: Tensor) -> Tensor:
+    """An indexer's scores with its rotation in the other layout, as a mistaken port would compute them."""
+    other = copy.copy(indexer)
+    other.rope_layout = "interleaved" if indexer.rope_layout == "half_split" else "half_split"
+    return other(x, latent)
+
+
+def fp8_indexer_scores(indexer: LightningIndexer, x: Tensor, latent: Tensor) -> Tensor:
+    """An indexer's scores with queries and keys in simulated FP8."""
+    q, w = indexer.queries(x, latent)
+    return fp8_scores(q, indexer.keys(x), w)
+
+
+def answering(config: TrainConfig, count: int = 16) -> Tensor:
+    """(count, context) bool: the queries whose next token is an answer, in the first evaluation windows."""
+    return planted(config)[2][:count] == RECALL
+
+
+def rows(trained: Iterable[Trained], **labels: Any) -> list[dict[str, Any]]:
+    """One flat row a run: labels, its recipe, what it measured at its end."""
+    table = []
+    for one in trained:
+        recipe, config = one.run.recipe, one.result.config
+        table.append(
+            {
+                **labels,
+                "arm": one.run.name,
+                "seed": recipe.base.seed,
+                "d_model": config.model.d_model,
+                "layers": config.model.layers,
+                "context": config.context,
+                "top_k": recipe.top_k,
+                "base_steps": recipe.base.steps,
+                "steps": config.steps,
+                "lr": config.lr,
+                "text_loss": one.text_loss,
+                "recall_loss": one.recall_loss,
+                "recall_accuracy": one.recall_accuracy,
+                **one.checks,
+                **{f"mass_{name}": value for name, value in one.masses.items()},
+            }
+        )
+    return table
+
+
+def paired(table: pandas.DataFrame, arm: str, other: str, column: str) -> tuple[list[float], list[float]]:
+    """A column of two arms, seed by seed. Raises ValueError when their seeds differ."""
+    one, two = (table[table.arm == name].set_index("seed")[column].sort_index() for name in (arm, other))
+    if list(one.index) != list(two.index) or one.empty:
+        raise ValueError(f"arm={arm!r} has the seeds {list(one.index)} and other={other!r} {list(two.index)}")
+    return one.tolist(), two.tolist()

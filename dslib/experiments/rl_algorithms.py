@@ -1,0 +1,389 @@
+"""RL algorithms side by side on one base, at equal steps and equal samples; and distillation, which widens it.
+
+Every run starts from :func:`dslib.experiments.bases.base_model` of its seed and is measured exactly: pass@k by
+enumeration of the correct answers, on problems that RL trains on and on held-out ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dslib.evaluation import Distribution, correct_probability, exact_pass_at_k, guesser_rates
+from dslib.experiments.bases import BaseConfig, base_model
+from dslib.models.decoder import Decoder
+from dslib.rl.distill import rejection_sample, solver_examples
+from dslib.rl.objectives import ALGORITHMS
+from dslib.rl.rollout import SamplingConfig
+from dslib.rl.samples import attempt
+from dslib.rl.sft import Examples, SFTConfig, sft
+from dslib.rl.trainer import Trainer
+from dslib.rl.trainer_config import TrainerConfig
+from dslib.runs import checkpoints
+from dslib.runs.cache import cached
+from dslib.runs.workers import in_workers
+from dslib.tasks.countdown import Countdown
+from dslib.tasks.verifiable import Task
+
+#: pass@k is measured at these k; columns ``train_1`` … and ``held_1`` ….
+KS = tuple(2**n for n in range(13))
+
+#: The algorithms that arXiv:2504.13837 compares (§4.3), and their names in print.
+NAMES = {"ppo": "PPO", "grpo": "GRPO", "rloo": "RLOO"}
+NAMES |= {"reinforce++": "REINFORCE++", "remax": "ReMax", "dapo": "DAPO"}
+
+#: The teacher's problems: of the kind that the base saw, but neither among its own, nor RL's, nor held out.
+TEACHER = (80_000, 4_000)
+
+#: Where the answers come from that a student learns. ``"teacher"``: an enumeration of all answers picks a right one.
+#: ``"own answers"``: the base's own, those that the verifier accepts. ``"random answers"``: well formed, no more.
+#: ``"as the base"``: the mixture that the base was trained on. ``"RL's problems"``: the teacher's answers to these.
+SOURCES = ("teacher", "own answers", "random answers", "as the base", "RL's problems")
+
+#: Learning rates beside the common one, as multiples of it.
+RATES = {"half rate": 0.5, "double rate": 2.0}
+
+#: GRPO with groups of n, and the same number of prompts with less of them: which of the two do samples pay for?
+LARGE_GROUPS, FEW_SAMPLES = "few prompts, large groups", "few prompts"
+
+#: What an evaluation that does not come from RL has in the columns of RL.
+NOTHING = {"prompts": 0, "group": 0, "beta": 0.0, "temperature": 1.0, "reward": 0.0, "entropy": 0.0}
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """Sizes of the study. ``steps`` of ``prompts`` × ``group`` samples, on-policy, AdamW at ``lr``, no KL, as in the
+    paper (§4.3) but smaller, on ``problems`` problems. ``early``: the step up to which a quick run trains again.
+    ``betas``: the KL sweep. ``many``: the larger group. ``distil``: fine-tuning from the base; "own answers" are the
+    right ones among ``tries`` samples a problem. Measured are RL's problems and ``held_out`` others. ``shipped``:
+    the checkpoint that holds the base of seed 0, to be read instead of trained; other seeds have none."""
+
+    base: BaseConfig = field(default_factory=BaseConfig)
+    problems: int = 100
+    steps: int = 80
+    early: int = 20
+    prompts: int = 32
+    group: int = 8
+    many: int = 32
+    lr: float = 1.5e-4
+    betas: tuple[float, ...] = (0.001, 0.03, 0.3)
+    distil: SFTConfig = field(default_factory=lambda: SFTConfig(steps=60, lr=2e-3, rest_lr=1e-3))
+    tries: int = 16
+    teacher: tuple[int, int] = TEACHER
+    held_out: int = 100
+    shipped: str | None = None
+
+    @property
+    def budget(self) -> int:
+        """The samples of a run that draws a group a prompt, no more."""
+        return self.steps * self.prompts * self.group
+
+
+@dataclass(frozen=True)
+class RLRun:
+    """``steps`` of ``trainer`` from the base of ``seed``, evaluated after ``marks`` and at the end, and where the
+    samples drawn first reach ``budget``. ``problems``: RL trains on these in the place of the base's (skip, count).
+    ``shuffled``: each step's rewards are dealt out again at random. ``heated``: at the end, the model is also
+    evaluated at the temperature at which its tokens have the base's entropy, and so is the base."""
+
+    study: StudyConfig
+    trainer: TrainerConfig
+    seed: int
+    steps: int
+    marks: tuple[int, ...] = ()
+    budget: int | None = None
+    problems: tuple[int, int] | None = None
+    shuffled: bool = False
+    heated: bool = False
+
+
+@dataclass(frozen=True)
+class SFTRun:
+    """Fine-tuning of the base of ``seed`` on answers from ``source``, one of :data:`SOURCES`, or nothing at all
+    for ``"base"``; ``"guesser"`` evaluates answers that are all equally likely."""
+
+    study: StudyConfig
+    source: str
+    seed: int
+
+
+Run = RLRun | SFTRun
+
+
+def rl_runs(study: StudyConfig, seed: int) -> dict[str, RLRun]:
+    """The runs of a seed by the name of their arm: the algorithms, and what is varied about GRPO."""
+    plain = TrainerConfig("grpo", prompts=study.prompts, group=study.group, lr=study.lr, seed=seed)
+    run = RLRun(study, plain, seed, study.steps, budget=study.budget)
+    marks = tuple(range(study.early, study.steps, study.early))
+    runs = {
+        name: replace(run, trainer=replace(plain, algorithm=name), marks=(study.early,)) for name in NAMES
+    }
+    runs["grpo"] = replace(runs["grpo"], marks=marks, heated=True)
+    run = replace(run, budget=None)
+    runs["shuffled rewards"] = replace(run, marks=marks[1:2], shuffled=True)
+    runs["teacher's problems"] = replace(run, problems=study.teacher)
+    for name, factor in RATES.items():
+        runs[f"grpo, {name}"] = replace(run, trainer=replace(plain, lr=factor * study.lr))
+    few = max(1, study.prompts * study.group // study.many)
+    runs[LARGE_GROUPS] = replace(run, trainer=replace(plain, group=study.many, prompts=few))
+    runs[FEW_SAMPLES] = replace(run, trainer=replace(plain, prompts=few))
+    for beta in study.betas:
+        loss = replace(ALGORITHMS["grpo"].loss, kl=beta)
+        runs[f"KL {beta:g}"] = replace(run, trainer=replace(plain, loss=loss))
+    return runs
+
+
+def rate_runs(study: StudyConfig, seed: int) -> dict[str, RLRun]:
+    """Every algorithm but GRPO, which :func:`rl_runs` has, at half and twice the learning rate: whether the common
+    rate favours one."""
+    runs = rl_runs(study, seed)
+    return {
+        f"{name}, {rate}": replace(
+            runs[name], trainer=replace(runs[name].trainer, lr=factor * study.lr), marks=(), budget=None
+        )
+        for name in NAMES
+        if name != "grpo"
+        for rate, factor in RATES.items()
+    }
+
+
+def sft_runs(study: StudyConfig, seed: int) -> dict[str, SFTRun]:
+    """The base and its guesser, and fine-tuning on every source."""
+    return {source: SFTRun(study, source, seed) for source in ("base", "guesser", *SOURCES)}
+
+
+def all_runs(study: StudyConfig, seeds: Iterable[int]) -> list[tuple[str, Run]]:
+    """What a full run makes: (arm, run) of every seed, and of the first seed the other learning rates."""
+    found: list[tuple[str, Run]] = []
+    for place, seed in enumerate(seeds):
+        found += [*rl_runs(study, seed).items(), *sft_runs(study, seed).items()]
+        found += rate_runs(study, seed).items() if place == 0 else ()
+    return found
+
+
+def live_runs(study: StudyConfig, seed: int) -> dict[str, Run]:
+    """What a quick run trains again: the algorithms up to ``early``, and the teacher's student."""
+    again = {"marks": (), "budget": None, "heated": False}
+    runs = {name: run for name, run in rl_runs(study, seed).items() if name in NAMES}
+    short = {name: replace(run, steps=study.early, **again) for name, run in runs.items()}
+    return {"teacher": SFTRun(study, "teacher", seed), **short}
+
+
+def run_many(runs: Iterable[Run], jobs: int = 1) -> Iterator[tuple[list[dict], list[dict]]]:
+    """(evaluations, curve) of each run, in order, on one thread each in ``jobs`` processes, and cached."""
+    yield from in_workers(_result, [(run,) for run in runs], jobs)
+
+
+def tables(arms: Iterable[str], results: Iterable[tuple[list[dict], list[dict]]], every: int = 5) -> Any:
+    """Two flat tables of what :func:`run_many` gave: the evaluations, and the means of ``every`` steps."""
+    import pandas as pd
+
+    rows: list[dict] = []
+    blocks: list[dict] = []
+    for arm, (evaluations, curve) in zip(arms, results, strict=True):
+        rows += [{"arm": arm, **row} for row in evaluations]
+        for start in range(0, len(curve), every):
+            part = pd.DataFrame(curve[start : start + every])
+            means = {"reward": part.reward.mean(), "entropy": part.entropy.mean()}
+            last = {"step": int(part.step.iloc[-1]), "samples": int(part.samples.iloc[-1])}
+            blocks.append({"arm": arm, "seed": evaluations[0]["seed"], **last, **means})
+    return pd.DataFrame(rows), pd.DataFrame(blocks)
+
+
+def stopped_early(path: Any, pass_at_1: float, column: str) -> float:
+    """What a run had in ``column`` where its ``train_1`` was first ``pass_at_1``: on straight lines between the rows of
+    ``path``, a frame in the order of steps; its end, or its start, for a pass@1 that it never reaches."""
+    best = np.maximum.accumulate(path["train_1"].to_numpy())
+    kept = np.concatenate(
+        ([True], np.diff(best) > 0)
+    )  # later rows that are no better add nothing to the way up
+    return float(np.interp(pass_at_1, best[kept], path[column].to_numpy()[kept]))
+
+
+@cached
+def _result(run: Run) -> tuple[list[dict], list[dict]]:
+    return trained(run) if isinstance(run, RLRun) else (tuned(run), [])
+
+
+class ShuffledRewards:
+    """A task whose rewards are those of another, dealt out at random: as many right answers, but not which."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self.task, self.generator = task, torch.Generator().manual_seed(seed)
+        self.vocab_size, self.end, self.max_new_tokens = task.vocab_size, task.end, task.max_new_tokens
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    def problem(self, index: int) -> Any:
+        """The same problem."""
+        return self.task.problem(index)
+
+    def prompts(self, indices: Tensor) -> Tensor:
+        """The same prompts."""
+        return self.task.prompts(indices)
+
+    def rewards(self, indices: Tensor, completions: Tensor, mask: Tensor) -> Tensor:
+        """The same rewards in a random order."""
+        rewards = self.task.rewards(indices, completions, mask)
+        return rewards[torch.randperm(len(rewards), generator=self.generator)]
+
+
+def passes(
+    model: nn.Module, study: StudyConfig, distribution: Distribution | None = None
+) -> dict[str, float]:
+    """Exact pass@k at :data:`KS` on RL's problems and on held-out ones, to eight decimals."""
+    with torch.no_grad():
+        rates = {
+            name: correct_probability(
+                model, task, range(len(task)), distribution or Distribution(), rows=4096
+            )
+            for name, task in _evaluated(study).items()
+        }
+    return _columns({name: found.clamp(0, 1).numpy() for name, found in rates.items()})
+
+
+def trained(run: RLRun) -> tuple[list[dict], list[dict]]:
+    """Train as ``run`` says: a row an evaluation, and a row a step of reward, entropy and samples drawn so far."""
+    study, model = run.study, _base(run.study, run.seed)
+    task: Task = _evaluated(study)["train"] if run.problems is None else _problems(study, run.problems)
+    reference = _base(study, run.seed)
+    trainer = Trainer(
+        model, ShuffledRewards(task, run.seed) if run.shuffled else task, run.trainer, reference
+    )
+    rows: list[dict] = []
+    for step in range(1, run.steps + 1):
+        before = trainer.table[-1]["samples"] if trainer.table else 0
+        last = trainer.step()
+        reached = run.budget is not None and before < run.budget <= last["samples"]
+        at = {"early" if step == study.early else "middle"} if step in run.marks else set()
+        at |= ({"equal samples"} if reached else set()) | ({"end"} if step == run.steps else set())
+        if at:
+            found = passes(model, study)
+            rows += [_row(run, mark, trainer, found) for mark in sorted(at)]
+    if run.budget is not None and trainer.table[-1]["samples"] < run.budget:
+        raise ValueError(f"{trainer.table[-1]['samples']} samples were drawn, fewer than budget={run.budget}")
+    if run.heated:
+        rows += _heated(run, trainer, reference)
+    curve = [{key: row[key] for key in ("step", "reward", "entropy", "samples")} for row in trainer.table]
+    return rows, curve
+
+
+def _row(run: RLRun, mark: str, trainer: Trainer, found: dict[str, float], temperature: float = 1.0) -> dict:
+    table, config = trainer.table, run.trainer
+    return {
+        "mark": mark,
+        "seed": run.seed,
+        "step": len(table),
+        "samples": table[-1]["samples"],
+        "prompts": config.prompts,
+        "group": config.group,
+        "lr": config.lr,
+        "beta": trainer.loss.kl,
+        "temperature": temperature,
+        "reward": float(np.mean([row["reward"] for row in table[-10:]])),
+        "entropy": float(np.mean([row["entropy"] for row in table[-10:]])),
+        **found,
+    }
+
+
+def _heated(run: RLRun, trainer: Trainer, base: nn.Module) -> list[dict]:
+    task, study = trainer.task, run.study
+    temperature = matched_temperature(trainer.model, sampled_entropy(base, task, 1.0), task)
+    rows = []
+    for mark, model in (("entropy of the base", trainer.model), ("base, as hot", base)):
+        row = _row(run, mark, trainer, passes(model, study, Distribution(temperature)), temperature)
+        rows.append(row | {"entropy": sampled_entropy(model, task, temperature)})
+    return rows
+
+
+@torch.no_grad()
+def sampled_entropy(model: nn.Module, task: Task, temperature: float, problems: int = 200) -> float:
+    """Mean entropy of a token, nats, over four answers to each of the first ``problems`` problems."""
+    sampling = SamplingConfig(task.max_new_tokens, temperature, end=task.end)
+    indices = torch.arange(min(problems, len(task)))
+    rollout, _ = attempt(model, task, indices, sampling, torch.Generator().manual_seed(0), group=4)
+    return float(rollout.entropy.double().sum() / rollout.mask.sum())
+
+
+def matched_temperature(model: nn.Module, entropy: float, task: Task, highest: float = 8.0) -> float:
+    """The temperature at which the model's tokens have this entropy, by bisection between 1/8 and ``highest``."""
+    low, high = 1 / 8, highest
+    for _ in range(12):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if sampled_entropy(model, task, middle) < entropy else (low, middle)
+    return (low * high) ** 0.5
+
+
+def tuned(run: SFTRun) -> list[dict]:
+    """Fine-tune the base on the source's answers: one row. ``samples`` counts the different examples."""
+    study, count = run.study, 0
+    if run.source == "guesser":
+        tasks = _evaluated(study).items()
+        found = _columns({name: guesser_rates(task, range(len(task))) for name, task in tasks})
+    else:
+        model = _base(study, run.seed)
+        if run.source != "base":
+            examples = answers_of(run.source, model, study, run.seed)
+            count = len(examples)
+            if count:  # a base that is never right has nothing to teach itself
+                sft(model, examples, replace(study.distil, seed=run.seed))
+        found = passes(model, study)
+    ran = {"mark": "end", "seed": run.seed, "step": study.distil.steps if count else 0, "samples": count}
+    return [ran | {"lr": study.distil.lr} | NOTHING | found]
+
+
+def answers_of(source: str, base: nn.Module, study: StudyConfig, seed: int) -> Examples:
+    """What a student reads: problems with one answer each, or with several right ones of the base's own."""
+    task = _evaluated(study)["train"] if source == "RL's problems" else _problems(study, study.teacher)
+    indices, generator = torch.arange(len(task)), torch.Generator().manual_seed(seed)
+    if source == "own answers":
+        return rejection_sample(base, task, indices, study.tries, generator).examples
+    if source in ("random answers", "as the base"):
+        shown = replace(task, random_share=1.0) if source == "random answers" else task
+        return Examples(shown.prompts(indices), *shown.demonstrations(indices, generator))
+
+    def solve(index: int) -> Tensor:
+        right = task.correct_answers(index)
+        return right[int(torch.randint(len(right), (), generator=generator))]
+
+    return solver_examples(task, indices, solve).examples
+
+
+@lru_cache(maxsize=8)  # finding all different problems takes longer than solving some
+def _problems(study: StudyConfig, part: tuple[int, int]) -> Countdown:
+    return replace(study.base.task, skip=part[0], problems=part[1])
+
+
+@lru_cache(maxsize=8)
+def _evaluated(study: StudyConfig) -> dict[str, Countdown]:
+    return {
+        "train": replace(study.base.problems(), problems=study.problems),
+        "held": replace(study.base.problems(held_out=True), problems=study.held_out),
+    }
+
+
+def _base(study: StudyConfig, seed: int) -> Decoder:
+    if study.shipped is None:
+        return base_model(study.base, seed)
+    model = study.base.model.build(seed)
+    about = checkpoints.read(study.shipped, model)["about"]
+    if about.get("seed") != seed:
+        raise ValueError(
+            f"{study.shipped} is the base of seed {about.get('seed')}; seed={seed} does not ship"
+        )
+    return model
+
+
+def _columns(rates: dict[str, np.ndarray]) -> dict[str, float]:
+    return {
+        f"{name}_{k}": round(value, 8)
+        for name, found in rates.items()
+        for k, value in zip(KS, exact_pass_at_k(found, KS).tolist(), strict=True)
+    }

@@ -1,0 +1,329 @@
+"""Spectra of the weights that AdamW and Muon train, in a small mixture of experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dslib.experiments.muon import Settings, configured, settings_of
+from dslib.experiments.search import best_bracketed, bracketed_minimum
+from dslib.models.decoder import Decoder
+from dslib.models.moe import max_violation
+from dslib.models.training import TrainConfig, TrainResult, in_workers, train, train_many
+from dslib.optim import param_groups_for_muon
+from dslib.runs.cache import cached
+from dslib.spectra import singular_spectrum, spread, svd_entropy
+
+if TYPE_CHECKING:
+    import pandas
+
+#: The null of every comparison here: AdamW itself, its matrices at half the learning rate, so that they stay
+#: nearer to their random initialisation. It must not do what Muon is said to do.
+STAND_IN = "AdamW, half rate"
+OPTIMIZERS = {"AdamW": "adamw", "Muon": "muon"}
+#: Steps after which spectra are measured besides a run's evaluations: Muon is soon as far from its start as AdamW
+#: comes at all, and only then can the two be compared at equal distance.
+EARLY_MARKS = (2, 5, 10)
+
+#: The kinds of matrices that Moonlight's Figure 4 tells apart (up, gate and down are one kind here).
+GROUPS = ("query", "key", "value", "output", "MLP", "router")
+
+
+def matrix_group(name: str) -> str:
+    """The kind, one of :data:`GROUPS`, of a weight by its name in a :class:`Decoder`.
+
+    Raises ValueError for a name that is none of its matrices.
+    """
+    found = re.search(
+        r"attention\.(query|key|value|output)\.weight$|(mlp)\.(?:.*\.)?(router|gate|up|down)\.weight$", name
+    )
+    if found is None:
+        raise ValueError(f"name={name!r} is no matrix of a decoder's layers")
+    return found[1] or ("router" if found[3] == "router" else "MLP")
+
+
+def search_rates(
+    base: TrainConfig,
+    start: dict[str, Settings],
+    seeds: Sequence[int],
+    run: Callable[[list[TrainConfig]], Iterable[TrainResult]] = train_many,
+    **labels: Any,
+) -> list[dict[str, Any]]:
+    """Search the matrices' learning rate of ``base`` for AdamW and Muon, bracketed, from ``start`` on, whose
+    other settings stay: one row a run, with ``labels``. The loss of a rate is its mean over ``seeds``."""
+    rows: list[dict[str, Any]] = []
+    for arm, settings in start.items():
+
+        def losses(rates: Sequence[float], arm: str = arm, settings: Settings = settings) -> list[float]:
+            points = [configured(base, OPTIMIZERS[arm], 1.0, replace(settings, lr=rate)) for rate in rates]
+            points = [replace(point, steps=base.steps) for point in points]  # equal steps, as in the paper
+            results = list(run([replace(point, seed=seed) for point in points for seed in seeds]))
+            rows.extend(
+                {
+                    **labels,
+                    "arm": arm,
+                    **vars(settings_of(r.config)),
+                    "seed": r.config.seed,
+                    "final_loss": r.final_loss,
+                }
+                for r in results
+            )
+            return [
+                sum(r.final_loss for r in results[i * len(seeds) : (i + 1) * len(seeds)]) / len(seeds)
+                for i in range(len(rates))
+            ]
+
+        bracketed_minimum(losses, [settings.lr / 2, settings.lr, settings.lr * 2])
+    return rows
+
+
+def tuned_arms(
+    base: TrainConfig, start: dict[str, Settings], searched: pandas.DataFrame | None = None
+) -> dict[str, TrainConfig]:
+    """``base`` under AdamW and Muon, for the same number of steps, and the null's :data:`STAND_IN`: the
+    learning rates of ``start``, that of the matrices replaced by the best of ``searched`` (the rows of
+    :func:`search_rates`). Raises ValueError when that lies at the edge of what was searched."""
+    arms = {}
+    for arm, settings in start.items():
+        if searched is not None:
+            means = searched[searched.arm == arm].groupby("lr").final_loss.mean()
+            settings = replace(settings, lr=best_bracketed({float(lr): loss for lr, loss in means.items()}))
+        arms[arm] = replace(configured(base, OPTIMIZERS[arm], 1.0, settings), steps=base.steps)
+    return with_stand_in(arms)
+
+
+def with_stand_in(arms: dict[str, TrainConfig]) -> dict[str, TrainConfig]:
+    """``arms``, one of them "AdamW", and :data:`STAND_IN`: embedding, head and norms keep their rate."""
+    adamw = arms["AdamW"]
+    rest = adamw.lr if adamw.rest_lr is None else adamw.rest_lr
+    return {**arms, STAND_IN: replace(adamw, lr=adamw.lr / 2, rest_lr=rest)}
+
+
+def balance_arms(config: TrainConfig) -> dict[str, TrainConfig]:
+    """A mixture's run with its bias updated by either rule, and with a bias that stays 0.
+
+    Raises ValueError for a dense model."""
+    moe = config.model.moe
+    if moe is None:
+        raise ValueError("config.model.moe=None is a dense model, which has no experts to balance")
+
+    def with_moe(**options: Any) -> TrainConfig:
+        return replace(config, model=replace(config.model, moe=replace(moe, **options)))
+
+    return {
+        "Moonlight's rule": with_moe(bias_rule="moonlight"),
+        "DeepSeek-V3's rule": with_moe(bias_rule="deepseek"),
+        "no bias": with_moe(bias_update_rate=0.0),
+    }
+
+
+@dataclass(frozen=True)
+class SpectraRun:
+    """What a run leaves behind. Each of its matrices has a column in ``entropy``, ``learnt_entropy`` and
+    ``distance``, (marks, matrices) float64, in the order of ``names``; ``at`` holds the steps done at each
+    mark. ``entropy`` is the SVD entropy of the weight W, ``learnt_entropy`` that of its learnt part, what the
+    updates have added: W − c·W₀, where c is the share of the initial weight that weight decay has left.
+    ``distance`` is the learnt part's Frobenius norm over that of W₀.
+    ``spectra`` holds the final singular values over the largest. ``loads`` (steps, layers, experts) int64
+    and ``biases`` (the same, float32) are a mixture's, and empty for a dense model."""
+
+    config: TrainConfig
+    final_loss: float
+    names: tuple[str, ...]
+    at: tuple[int, ...]
+    entropy: Tensor
+    learnt_entropy: Tensor
+    distance: Tensor
+    spectra: dict[str, Tensor]
+    loads: Tensor
+    biases: Tensor
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The kind of each matrix."""
+        return tuple(matrix_group(name) for name in self.names)
+
+    def by_group(self, values: Tensor) -> dict[str, Tensor]:
+        """``values`` (..., matrices) averaged over the matrices of each kind: {kind: (...)}."""
+        kinds = self.groups
+        return {
+            group: values[..., [i for i, kind in enumerate(kinds) if kind == group]].mean(-1)
+            for group in GROUPS
+            if group in kinds
+        }
+
+    def violations(self) -> Tensor:
+        """:func:`max_violation` of every step, the mean over layers: (steps,) float64."""
+        return max_violation(self.loads).mean(-1)
+
+
+def spectra_runs(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[SpectraRun]:
+    """Train every configuration and measure its matrices at :data:`EARLY_MARKS` and each evaluation, as
+    :func:`dslib.models.train_many` does: in workers of one thread, results in order and kept."""
+    return in_workers(_spectra_run, configs, jobs)
+
+
+@cached
+def _spectra_run(config: TrainConfig, corpus: str) -> SpectraRun:
+    return spectra_run(config)
+
+
+def spectra_run(config: TrainConfig) -> SpectraRun:
+    """Train once and measure; see :class:`SpectraRun`. Raises RuntimeError when the run diverges."""
+    parts = range(1, config.evaluations + 1)
+    marks = {round(config.steps * part / config.evaluations) for part in parts} | set(EARLY_MARKS)
+    marks = sorted(step for step in marks if 0 < step <= config.steps)
+    initial: dict[str, Tensor] = {}
+    left = 1.0
+    measured: list[list[Tensor]] = []
+    spectra: dict[str, Tensor] = {}
+    loads, biases = [], []
+
+    def observe(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
+        nonlocal left
+        weights = matrices_of(model)
+        if step == 0:
+            initial.update({name: weight.double().clone() for name, weight in weights.items()})
+            return
+        # Both optimizers decay by 1 − lr·λ, with the lr of the matrices (Moonlight eq. 3; AdamW).
+        left *= 1 - optimizers[0].param_groups[0]["lr"] * config.weight_decay
+        if mixtures := model.mixtures():
+            loads.append(torch.stack([layer.load for layer in mixtures]))
+            biases.append(torch.stack([layer.bias.clone() for layer in mixtures]))
+        if step in marks:
+            learnt = {name: weight.double() - left * initial[name] for name, weight in weights.items()}
+            measured.append(
+                [
+                    torch.stack([svd_entropy(weight) for weight in weights.values()]),
+                    torch.stack([svd_entropy(part) for part in learnt.values()]),
+                    torch.stack([part.norm() / initial[name].norm() for name, part in learnt.items()]),
+                ]
+            )
+        if step == config.steps:
+            spectra.update({name: singular_spectrum(w, normalize=True) for name, w in weights.items()})
+
+    result = train(config, observe=observe)
+    if len(measured) < len(marks):
+        raise RuntimeError(f"the run diverged before its end, with lr={config.lr}: lower it")
+    entropy, learnt_entropy, distance = (torch.stack(rows) for rows in zip(*measured, strict=True))
+    return SpectraRun(
+        config=config,
+        final_loss=result.final_loss,
+        names=tuple(spectra),
+        at=tuple(marks),
+        entropy=entropy,
+        learnt_entropy=learnt_entropy,
+        distance=distance,
+        spectra=spectra,
+        loads=torch.stack(loads) if loads else torch.zeros(config.steps, 0, 0, dtype=torch.int64),
+        biases=torch.stack(biases) if biases else torch.zeros(config.steps, 0, 0),
+    )
+
+
+def summary(run: SpectraRun, against: SpectraRun, **labels: Any) -> list[dict[str, Any]]:
+    """One row a mark of ``run``: ``labels``, settings, the mean of each kind of matrix for ``entropy``,
+    ``learnt`` entropy and ``distance``, and the shares of matrices whose entropy (``higher``) and whose learnt
+    entropy (``learnt_higher``) is above that of the same matrix of ``against`` at the same mark. ``violation``
+    is the mean MaxVio of a mixture over the tenth of the steps before the mark (0 for a dense model).
+
+    Raises ValueError when the two runs have different matrices or marks.
+    """
+    if (run.names, run.at) != (against.names, against.at):
+        raise ValueError(f"run and against differ in their matrices or marks: {run.at} and {against.at}")
+    table = {
+        "entropy": run.by_group(run.entropy),
+        "learnt": run.by_group(run.learnt_entropy),
+        "distance": run.by_group(run.distance),
+    }
+    window = max(1, run.config.steps // 10)
+    violations = run.violations() if run.loads.numel() else torch.zeros(run.config.steps)
+    return [
+        {
+            **labels,
+            "steps": run.config.steps,
+            "lr": run.config.lr,
+            "rest_lr": run.config.lr if run.config.rest_lr is None else run.config.rest_lr,
+            "seed": run.config.seed,
+            "at": at,
+            "final_loss": run.final_loss,
+            "higher": share_higher(run.entropy, against.entropy)[mark],
+            "learnt_higher": share_higher(run.learnt_entropy, against.learnt_entropy)[mark],
+            "violation": violations[max(0, at - window) : at].mean().item(),
+            **{
+                f"{what} {group}": round(values[mark].item(), 6)
+                for what, groups in table.items()
+                for group, values in groups.items()
+            },
+        }
+        for mark, at in enumerate(run.at)
+    ]
+
+
+def summaries(runs: dict[str, list[SpectraRun]], **labels: Any) -> list[dict[str, Any]]:
+    """The rows of :func:`summary` for every run of every arm, each against AdamW's of the same seed.
+
+    Raises ValueError where AdamW has no run of that seed."""
+    against = {run.config.seed: run for run in runs["AdamW"]}
+    rows = []
+    for arm, group in runs.items():
+        for run in group:
+            if run.config.seed not in against:
+                raise ValueError(f"runs of {arm!r} have the seed {run.config.seed}, those of 'AdamW' do not")
+            rows += summary(run, against[run.config.seed], arm=arm, **labels)
+    return rows
+
+
+def largest_difference(rows: pandas.DataFrame, others: pandas.DataFrame, what: Sequence[str]) -> float:
+    """The largest difference between two tables of :func:`summaries` in the mean over seeds of any column that
+    starts with one of ``what``, at the last mark, over the arms that both have."""
+    columns = [column for column in rows.columns if column.split(" ")[0] in what and " " in column]
+    first, second = (
+        table[table["at"] == table.steps].groupby("arm")[columns].mean() for table in (rows, others)
+    )
+    arms = first.index.intersection(second.index)
+    return float((first.loc[arms] - second.loc[arms]).abs().to_numpy().max())
+
+
+def share_higher(values: Tensor, others: Tensor) -> list[float]:
+    """The share of matrices whose value is above the other run's: (marks, matrices) twice → one a mark."""
+    return (values > others).double().mean(-1).tolist()
+
+
+def router_gap(run: SpectraRun, against: SpectraRun, what: str = "entropy") -> tuple[float, float]:
+    """How much higher ``what`` is at the end in ``run`` than in ``against``: (of the routers, of all other
+    matrices), means over matrices."""
+    difference = (getattr(run, what) - getattr(against, what))[-1]
+    is_router = torch.tensor([group == "router" for group in run.groups])
+    return difference[is_router].mean().item(), difference[~is_router].mean().item()
+
+
+def measured_weights(weights: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """SVD entropy, effective and stable rank of every matrix of a decoder's layers, one row each:
+    ``layer``, ``group``, ``name``, ``rows``, ``columns`` and the measures of :func:`dslib.spectra.spread`."""
+    rows = []
+    for name, weight in weights.items():
+        if not name.startswith("blocks.") or weight.ndim != 2:
+            continue
+        rows.append(
+            {
+                "layer": int(name.split(".")[1]),
+                "group": matrix_group(name),
+                "name": name,
+                "rows": weight.shape[0],
+                "columns": weight.shape[1],
+                **{measure: value.item() for measure, value in spread(weight).items()},
+            }
+        )
+    return rows
+
+
+def matrices_of(model: Decoder) -> dict[str, Tensor]:
+    """The weights that Muon would train, by name, detached."""
+    matrices, _ = param_groups_for_muon(model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[parameter]: parameter.detach() for parameter in matrices}

@@ -1,0 +1,272 @@
+"""How large updates and weights are in training, matrix by matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dslib.experiments.muon import Run, Settings, best_settings, rows, search_settings
+from dslib.models.decoder import Decoder
+from dslib.models.training import TrainConfig, TrainResult, in_workers, train
+from dslib.optim import Muon, UpdateMeter, param_groups_for_muon, update_rms
+from dslib.optim.update_rms import ADAMW_RMS
+from dslib.runs.cache import cached
+from dslib.tasks.corpus import batches
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Moonlight's Table 8.
+TARGETS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+#: What a weight is called in tables, by a part of its name.
+KINDS = {
+    "attention.query": "query",
+    "attention.key": "key",
+    "attention.value": "value",
+    "attention.output": "output",
+    "mlp.gate": "MLP gate",
+    "mlp.up": "MLP up",
+    "mlp.down": "MLP down",
+}
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A training run and the sizes in it; every dictionary is keyed by the weight's name.
+
+    ``update_rms``: RMS of each step's update without lr and decay (:class:`dslib.optim.UpdateMeter`), one
+    entry a step; ``shapes``; ``weight_rms``: at the end; ``moved_rms``: of W_end − W_start. ``gain_rms``:
+    RMS of all norms' gains at each evaluation of ``result``.
+    """
+
+    result: TrainResult
+    shapes: dict[str, tuple[int, int]]
+    update_rms: dict[str, list[float]]
+    weight_rms: dict[str, float]
+    moved_rms: dict[str, float]
+    gain_rms: list[float]
+
+
+def follow(config: TrainConfig) -> Followed:
+    """Train, recording the update of every matrix at every step. Deterministic as :func:`train` is."""
+    start: dict[str, Tensor] = {}
+    end: dict[str, Tensor] = {}
+    meters: list[UpdateMeter] = []
+    gains: list[float] = []
+
+    def observe(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
+        matrices = dict.fromkeys(param_groups_for_muon(model)[0])
+        named = [(name, p) for name, p in model.named_parameters() if p in matrices]
+        if step == 0:
+            start.update({name: p.detach().clone() for name, p in named})
+            meters.append(UpdateMeter(optimizers[0], named))
+        gains.append(_gain_rms(model))
+        if step == config.steps:
+            end.update({name: p.detach().clone() for name, p in named})
+
+    result = train(config, observe)
+    if not end:
+        raise RuntimeError(f"the run diverged after {len(gains) - 1} of {config.steps} steps: {config}")
+    records = meters[0].records
+    return Followed(
+        result=result,
+        shapes={name: tuple(weight.shape) for name, weight in end.items()},
+        update_rms={name: [record[name] for record in records if name in record] for name in end},
+        weight_rms={name: update_rms(weight).item() for name, weight in end.items()},
+        moved_rms={name: update_rms(weight - start[name]).item() for name, weight in end.items()},
+        gain_rms=[gains[at] for at in result.at],
+    )
+
+
+def follow_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[Followed]:
+    """:func:`follow` every configuration, in worker processes and cached, as
+    :func:`dslib.models.train_many` does."""
+    yield from in_workers(_follow, configs, jobs)
+
+
+@cached
+def _follow(config: TrainConfig, corpus: str) -> Followed:
+    return follow(config)
+
+
+def arms(adamw: TrainConfig) -> dict[str, TrainConfig]:
+    """AdamW's run, and Muon's on its learning rates and decay: Moonlight's Table 1 (Baseline, Update Norm,
+    Adjusted LR) and Table 8 (the target RMS), and the nulls of both: Baseline with twice the matrices'
+    learning rate, and each target with lr × target held constant."""
+    muon = replace(adamw, optimizer="muon")
+    found = {
+        "AdamW": adamw,
+        "Baseline": replace(muon, adjust_lr="baseline"),
+        "Baseline, lr × 2": replace(muon, adjust_lr="baseline", lr=2 * adamw.lr),
+        "Update Norm": replace(muon, adjust_lr="update_norm"),
+        "Adjusted LR": muon,
+    }
+    others = [target for target in TARGETS if target != ADAMW_RMS]
+    found |= {f"RMS {target:g}": replace(muon, target_rms=target) for target in others}
+    for target in others:
+        lr = adamw.lr * ADAMW_RMS / target
+        found[f"RMS {target:g}, same product"] = replace(muon, target_rms=target, lr=lr)
+    return found
+
+
+def decay_arms(base: TrainConfig, adamw_lr: float) -> dict[str, TrainConfig]:
+    """The long run of Moonlight's Figure 2: ``base`` with Muon and decay, the same without decay anywhere,
+    without decay of the norms' gains only, and AdamW at ``adamw_lr`` with decay."""
+    muon = replace(base, optimizer="muon")
+    return {
+        "Muon": muon,
+        "Muon, no decay": replace(muon, weight_decay=0.0),
+        "Muon, gains not decayed": replace(muon, norm_weight_decay=0.0),
+        "AdamW": replace(base, optimizer="adamw", lr=adamw_lr),
+    }
+
+
+def search(base: TrainConfig, seeds: Iterable[int], run: Run) -> list[dict[str, Any]]:
+    """AdamW's two learning rates on ``base``, both bracketed: one row a run, kind="search".
+
+    ``run`` trains configurations, as :func:`dslib.models.train_many`. The momentum stays: it is what sets
+    the size of AdamW's updates.
+    """
+    start = Settings(base.lr, base.rest_lr, base.betas[0])
+    found = search_settings(base, "adamw", 1.0, start, seeds, momenta=(), run=run)
+    return rows(found, kind="search", arm="AdamW")
+
+
+def tuned(base: TrainConfig, searched: pandas.DataFrame) -> TrainConfig:
+    """``base`` with AdamW's best learning rates among ``searched``, the rows of :func:`search`.
+
+    Raises ValueError when the optimum was not bracketed.
+    """
+    best = best_settings(searched)
+    return replace(base, optimizer="adamw", lr=best.lr, rest_lr=best.rest_lr)
+
+
+def measure(
+    chosen: dict[str, TrainConfig],
+    seeds: Iterable[int],
+    run: Callable[[list[TrainConfig]], Iterable[Followed]],
+) -> list[dict[str, Any]]:
+    """One row of kind="final" a run: the named configurations, each on every seed. ``run`` follows
+    configurations, as :func:`follow_many`."""
+    named = [(name, replace(config, seed=seed)) for name, config in chosen.items() for seed in seeds]
+    followed = run([config for _, config in named])
+    return [row(each, kind="final", arm=name) for (name, _), each in zip(named, followed, strict=True)]
+
+
+def curves(followed: Followed, **labels: Any) -> list[dict[str, Any]]:
+    """One row an evaluation of a run: ``labels``, its settings, and what was measured there."""
+    config, result = followed.result.config, followed.result
+    return [
+        {
+            **labels,
+            "optimizer": config.optimizer,
+            "d_model": config.model.d_model,
+            "layers": config.model.layers,
+            "steps": config.steps,
+            "lr": config.lr,
+            "weight_decay": config.weight_decay,
+            "seed": config.seed,
+            "at": at,
+            "loss": result.validation_loss[place],
+            "weight_rms": result.weight_rms[place],
+            "output_rms": result.activation_rms[place],
+            "gain_rms": followed.gain_rms[place],
+        }
+        for place, at in enumerate(result.at)
+    ]
+
+
+def by_kind(sizes: dict[str, float]) -> dict[str, float]:
+    """Mean over the layers for each kind of weight, in the order of :data:`KINDS`; others are left out."""
+    groups: dict[str, list[float]] = {}
+    for part, kind in KINDS.items():
+        values = [value for name, value in sizes.items() if part in name]
+        if values:
+            groups[kind] = values
+    return {kind: math.fsum(values) / len(values) for kind, values in groups.items()}
+
+
+def adamw_on_noise(
+    betas: tuple[float, float], steps: int, shape: tuple[int, int] = (64, 64), seed: int = 0
+) -> float:
+    """RMS of AdamW's update when every gradient is fresh Gaussian noise: nothing to learn at all.
+
+    The mean over the last half of ``steps``. With v̂ near 1 it is √((1−β₁)/(1+β₁)), the size of an
+    exponential average of noise: 0.229 at β₁ = 0.9.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weight = nn.Parameter(torch.zeros(shape))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3, betas=betas, weight_decay=0.0)
+    with UpdateMeter(optimizer, [("weight", weight)]) as meter:
+        for _ in range(steps):
+            weight.grad = torch.randn(shape, generator=generator)
+            optimizer.step()
+    late = [record["weight"] for record in meter.records[steps // 2 :]]
+    return math.fsum(late) / len(late)
+
+
+def first_update(
+    model: Decoder,
+    tokens: Tensor,
+    weights: dict[str, Sequence[int] | None],
+    adjust_lr: str | None,
+    hidden_size: int | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """RMS of the first Muon update of the named ``weights`` (name: split_sizes, or None for the whole),
+    from the gradient of one batch of 16 × 64 ``tokens``, as :class:`dslib.optim.UpdateMeter` records it.
+
+    Raises ValueError for a name that is no weight of ``model``.
+    """
+    parameters = dict(model.named_parameters())
+    for name in weights:
+        if name not in parameters:
+            raise ValueError(f"weights names {name!r}, which this model has not: {', '.join(parameters)}")
+    model.loss(*next(batches(tokens, 16, 64, torch.Generator().manual_seed(seed)))).backward()
+    groups = [
+        {"params": [parameters[name]], "split_sizes": sizes, "hidden_size": hidden_size}
+        for name, sizes in weights.items()
+    ]
+    optimizer = Muon(groups, lr=0.01, adjust_lr=adjust_lr)
+    with UpdateMeter(optimizer, [(name, parameters[name]) for name in weights]) as meter:
+        optimizer.step()
+    return meter.records[0]
+
+
+def row(followed: Followed, **labels: Any) -> dict[str, Any]:
+    """One flat row of a run for a table: ``labels``, its settings, and what it measured at its end."""
+    config, result = followed.result.config, followed.result
+    kinds, moved = by_kind(followed.weight_rms), by_kind(followed.moved_rms)
+    late = {name: values[len(values) // 2 :] for name, values in followed.update_rms.items()}
+    means = by_kind({name: math.fsum(values) / len(values) for name, values in late.items()})
+    return {
+        **labels,
+        "optimizer": config.optimizer,
+        "d_model": config.model.d_model,
+        "layers": config.model.layers,
+        "steps": config.steps,
+        "lr": config.lr,
+        "rest_lr": config.lr if config.rest_lr is None else config.rest_lr,
+        "weight_decay": config.weight_decay,
+        "seed": config.seed,
+        "final_loss": result.final_loss,
+        "query_rms": kinds["query"],
+        "mlp_rms": kinds["MLP up"],
+        "query_moved": moved["query"],
+        "mlp_moved": moved["MLP up"],
+        "query_update_rms": means["query"],
+        "mlp_update_rms": means["MLP up"],
+        "output_rms": result.activation_rms[-1],
+        "gain_rms": followed.gain_rms[-1],
+    }
+
+
+def _gain_rms(model: nn.Module) -> float:
+    gains = [module.weight for module in model.modules() if isinstance(module, nn.RMSNorm)]
+    return update_rms(torch.cat([gain.detach() for gain in gains])).item()

@@ -1,0 +1,51 @@
+"""Runs in worker processes, each on one thread, so that their numbers depend only on what they are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+def cores() -> int:
+    """The CPUs this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS or Windows
+        return os.cpu_count() or 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes on one thread inside, and on as many as before after it.
+
+    Sums are cut up by threads: what is kept or compared must not depend on who happens to compute it.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_workers(run: Callable[..., R], calls: Iterable[tuple[Any, ...]], jobs: int = 1) -> Iterator[R]:
+    """``run(*call)`` of every call, on one thread each, ``jobs`` at a time; results come in the order of the calls.
+
+    ``run`` is a function at the top of a module, :func:`dslib.runs.cache.cached` if its results are to be kept. Any joblib
+    backend set by ``joblib.parallel_config`` is used.
+    """
+    import joblib
+
+    tasks = [joblib.delayed(_on_one_thread)(run, *call) for call in calls]
+    yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
+
+
+def _on_one_thread(run: Callable[..., R], *call: Any) -> R:
+    with one_thread():
+        return run(*call)
