@@ -37,8 +37,8 @@ def one_thread() -> Iterator[None]:
 def in_workers(run: Callable[..., R], calls: Iterable[tuple[Any, ...]], jobs: int = 1) -> Iterator[R]:
     """``run(*call)`` of every call, on one thread each, ``jobs`` at a time; results come in the order of the calls.
 
-    ``run`` is a function at the top of a module, :func:`dslib.runs.cache.cached` if its results are to be kept. Any joblib
-    backend set by ``joblib.parallel_config`` is used.
+    ``run`` is a function at the top of a module, :func:`dslib.runs.cache.cached` if its results are to be kept. Any
+    joblib backend set by ``joblib.parallel_config`` is used.
     """
     import joblib
 

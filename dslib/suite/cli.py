@@ -116,6 +116,24 @@ def report_command(out: Out = None, directory: Notebooks = None) -> None:
     raise typer.Exit(session.report(out, directory))
 
 
+@app.command("diff")
+def diff_command(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, its stamp, or 'latest'.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="The run to hold against it.")],
+    directory: Notebooks = None,
+) -> None:
+    """Print the claims whose samples or verdicts differ between two runs; exit 1 if there are any."""
+    from dslib.suite import diff, notebooks, session
+
+    base = session.runs_directory(None if directory is None else notebooks.find_directory(directory))
+    found = diff.compare(first, second, base)
+    for difference in found:
+        typer.echo(f"{difference.id}: {difference.what}")
+    typer.echo(f"{len(found)} claims differ" if len(found) != 1 else "1 claim differs")
+    if found:
+        raise typer.Exit(1)
+
+
 @app.command("lint")
 def lint_command(
     names: Names = None,

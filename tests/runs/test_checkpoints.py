@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dslib import data
-from dslib.runs import checkpoints
 from dslib.models import DecoderConfig
+from dslib.runs import checkpoints
 
 CONFIG = DecoderConfig(vocab_size=11, d_model=8, layers=1, heads=2)
 

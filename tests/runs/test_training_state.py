@@ -6,7 +6,13 @@ import torch
 
 from dslib.models import Decoder, DecoderConfig
 from dslib.optim import Muon, param_groups_for_muon
-from dslib.runs.training_state import load_checkpoint, load_optimizers, optimizer_parts, save_checkpoint, under
+from dslib.runs.training_state import (
+    load_checkpoint,
+    load_optimizers,
+    optimizer_parts,
+    save_checkpoint,
+    under,
+)
 
 
 def optimizers_of(model):

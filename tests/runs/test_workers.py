@@ -35,9 +35,9 @@ def test_threads_are_as_before_after_a_block_and_after_its_error():
 
 
 def test_shared_bases_do_not_depend_on_the_threads_of_who_asks_first(monkeypatch):
+    from dslib.experiments.grpo_and_kl import BaseConfig, base_weights
     from dslib.models import DecoderConfig, MoEConfig
     from dslib.rl import SFTConfig
-    from dslib.experiments.grpo_and_kl import BaseConfig, base_weights
     from dslib.tasks import Countdown
 
     monkeypatch.setenv("DSLIB_CACHE", "off")
