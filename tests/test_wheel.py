@@ -55,11 +55,7 @@ def test_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel):
     expected = set()
     for folder, package in MAPPED.items():
         for file in (ROOT / folder).rglob("*"):
-            if (
-                file.is_file()
-                and "__pycache__" not in file.parts
-                and not file.name.endswith((".pyc", ".part"))
-            ):
+            if file.is_file() and "__pycache__" not in file.parts and not file.name.endswith(".pyc"):
                 expected.add(f"{package}/{file.relative_to(ROOT / folder).as_posix()}")
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected

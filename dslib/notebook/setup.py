@@ -8,20 +8,23 @@ from importlib import metadata
 from typing import TypeVar
 
 from dslib.notebook.style import use_style
-from dslib.runs.workers import cores
+from dslib.runs.profiles import check_profile
+from dslib.runs.workers import compute_on_one_thread, cores
 
 T = TypeVar("T")
-PROFILES = ("smoke", "quick", "full")
 
 
 def setup(profile: str, seed: int) -> None:
-    """Apply the plot style and print one line of versions.
+    """Apply the plot style, compute on one thread from here on, and print one line of versions.
 
+    One thread, so that a reader's numbers are those of the suite, whatever the machine; a notebook that wants more
+    cores runs worker processes (:func:`dslib.notebook.jobs`).
     Raises ValueError for an unknown profile, TypeError for a seed that is not an int.
     """
-    _check(profile)
+    check_profile(profile)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed={seed!r} is a {type(seed).__name__}; give a whole number such as 0")
+    compute_on_one_thread()
     use_style()
     parts = [f"dslib {_version('dslib-notebooks') or 'from source'}", f"Python {platform.python_version()}"]
     parts += [f"{name} {version}" for name in ("torch",) if (version := _version(name))]
@@ -35,15 +38,10 @@ def sizes(table: Mapping[str, T], profile: str) -> T:
 
     Raises ValueError for an unknown profile and for a table without the row.
     """
-    _check(profile)
+    check_profile(profile)
     if profile not in table:
         raise ValueError(f"table has no row for profile={profile!r}; it has {', '.join(map(repr, table))}")
     return table[profile]
-
-
-def _check(profile: str) -> None:
-    if profile not in PROFILES:
-        raise ValueError(f"profile={profile!r} is unknown; use one of {', '.join(PROFILES)}")
 
 
 def _version(distribution: str) -> str | None:

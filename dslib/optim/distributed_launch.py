@@ -17,6 +17,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from dslib.runs.files import write_atomic
+
 #: How long the other ranks may take to notice a dead one before they are ended too, in seconds.
 GRACE = 10.0
 
@@ -140,17 +142,11 @@ def _main(rank: int, folder: str, ranks: int, backend: str, timeout: float, thre
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
         function, args = pickle.loads(Path(folder, "task").read_bytes())
         result = function(*args)
-        _write(Path(folder, f"{rank}.result"), result)
+        write_atomic(Path(folder, f"{rank}.result"), pickle.dumps(result))
         dist.destroy_process_group()
     except BaseException:
-        _write(Path(folder, f"{rank}.error"), (time.time(), traceback.format_exc()))
+        write_atomic(Path(folder, f"{rank}.error"), pickle.dumps((time.time(), traceback.format_exc())))
         os._exit(1)  # destroying a broken group can wait for the dead
-
-
-def _write(file: Path, thing: Any) -> None:
-    part = file.with_suffix(".part")
-    part.write_bytes(pickle.dumps(thing))
-    part.replace(file)
 
 
 def _end_with_parent() -> None:

@@ -1,9 +1,11 @@
 """One cache for the heavy steps that several notebooks share.
 
 A step is a function of configuration only. Its entry's key holds the arguments, a hash of the
-sources of ``dslib`` and ``dslib.kernels``, and the versions of Python, torch and numpy, so a
-changed line or library never gives an old result. ``DSLIB_CACHE`` names the directory
-(default: the user's cache directory); ``DSLIB_CACHE=off`` computes every time.
+sources that the step can reach (its module and what that imports of dslib, those of its
+arguments' classes too), and the versions of Python, torch and numpy: a changed line or library
+never gives an old result, and a line that the step cannot reach forgets nothing.
+``DSLIB_CACHE`` names the directory (default: the user's cache directory); ``DSLIB_CACHE=off``
+computes every time.
 """
 
 from __future__ import annotations
@@ -12,22 +14,28 @@ import dataclasses
 import enum
 import functools
 import hashlib
-import importlib.util
 import inspect
 import os
 import platform
 import sys
-import types
+import warnings
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
+
+from dslib.runs.files import replacing
+from dslib.runs.sources import source_hash
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def cached(function: Callable[P, R]) -> Callable[P, R]:
+@overload
+def cached(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def cached(*, also: Callable[..., str]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def cached(function: Any = None, /, *, also: Callable[..., str] | None = None) -> Any:
     """Keep the results of ``function`` on disk, computed once even by processes in parallel.
 
     Its arguments are frozen dataclasses, numbers, text, None, enums, and tuples of these; the
@@ -35,9 +43,21 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
     nobody can change another's. An interrupted computation leaves no entry and a damaged entry is
     computed again.
 
+    What a step reads besides its arguments and the sources, a file say, is named by ``also``: a function of
+    all its arguments, in their order, whose text is part of the key::
+
+        @cached(also=lambda config: load_corpus(config.corpus).digest)
+        def trained(config: TrainConfig) -> TrainResult: ...
+
     Raises TypeError, when decorating, for anything but a function at the top of a dslib module,
-    and, when calling, for an argument of another type, naming it.
+    and, when calling, for an argument of another type, naming it, and for an ``also`` that gives no text.
     """
+    if function is None and also is not None:
+        return functools.partial(_cached, also=also)
+    return _cached(function, also)
+
+
+def _cached(function: Callable[P, R], also: Callable[..., str] | None) -> Callable[P, R]:
     _check_function(function)
     signature = inspect.signature(function)
 
@@ -45,11 +65,11 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        key = entry_key(function, bound.arguments)
+        key = entry_key(function, bound.arguments, also)
         directory = cache_directory()
         if directory is None:
             return function(*args, **kwargs)
-        return _look_up(function, bound, directory, key)
+        return _look_up(function, bound, directory / function.__name__ / f"{key}.joblib")
 
     return wrapper
 
@@ -70,35 +90,20 @@ def cache_directory() -> Path | None:
     return base / "dslib"
 
 
-@functools.cache
-def source_hash() -> str:
-    """Twelve hex digits of all Python sources of ``dslib`` and ``dslib.kernels``.
+def entry_key(
+    function: Callable[..., Any], arguments: dict[str, Any], also: Callable[..., str] | None = None
+) -> str:
+    """The key of a call: its function and arguments, what is read ``also``, the sources, the versions.
 
-    The same in a checkout and in an installed wheel, whatever the line endings.
-    """
-    import dslib
-
-    digest = hashlib.sha256()
-    root = Path(dslib.__file__).resolve().parent
-    spec = importlib.util.find_spec("dslib.kernels")
-    kernels = Path(next(iter(spec.submodule_search_locations))).resolve() if spec else root / "kernels"
-    own = (p for p in root.rglob("*.py") if not {"kernels", "data"} & {p.relative_to(root).parts[0]})
-    named = [(f"dslib/{p.relative_to(root).as_posix()}", p) for p in own]
-    named += [(f"dslib/kernels/{p.relative_to(kernels).as_posix()}", p) for p in kernels.rglob("*.py")]
-    for name, path in sorted(named):
-        content = path.read_bytes().replace(b"\r\n", b"\n")
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()[:12]
-
-
-def entry_key(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    """The key of a call: its function and arguments, the sources, the versions.
-
-    Raises TypeError for an argument that has no stable content, naming it.
+    Raises TypeError for an argument that has no stable content, naming it, and if ``also`` gives no text.
     """
     name = f"{function.__module__}.{function.__qualname__}"
     content = ",".join(f"{key}={_canonical(key, value)}" for key, value in arguments.items())
-    return hashlib.sha256(f"{name}({content})|{source_hash()}|{_versions()}".encode()).hexdigest()[:32]
+    read = None if also is None else also(*arguments.values())
+    if also is not None and not isinstance(read, str):
+        raise TypeError(f"also of {name} gave a {type(read).__name__}; let it give text, such as a digest")
+    parts = (f"{name}({content})", read, source_hash(function.__module__), _versions())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 @functools.cache
@@ -117,7 +122,7 @@ def _canonical(name: str, value: Any) -> str:
     if value is None or isinstance(value, (bool, str, bytes)):
         return repr(value)
     if isinstance(value, enum.Enum):
-        return f"{type(value).__module__}.{type(value).__qualname__}.{value.name}"
+        return f"{_kind_and_sources(type(value))}.{value.name}"
     if isinstance(value, int):
         return f"int {int(value)}"
     if isinstance(value, float):  # numpy's float64 is one, and must not differ from its value
@@ -134,7 +139,7 @@ def _canonical(name: str, value: Any) -> str:
             f"{f.name}={_canonical(f'{name}.{f.name}', getattr(value, f.name))}"
             for f in dataclasses.fields(value)
         )
-        return f"{kind}({','.join(fields)})"
+        return f"{_kind_and_sources(type(value))}({','.join(fields)})"
     hint = "pass the configuration and the seed that make it"
     if isinstance(value, (list, set, frozenset, dict)):
         hint = "use a tuple or a frozen dataclass"
@@ -142,6 +147,12 @@ def _canonical(name: str, value: Any) -> str:
         hint = "use .item() to make it a plain number"
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     raise TypeError(f"{name} is a {kind}, which a cached function does not take; {hint}")
+
+
+def _kind_and_sources(kind: type) -> str:
+    # A step may call methods of what it is given, and its own module need not know the class.
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name}@{source_hash(kind.__module__)}" if kind.__module__.startswith("dslib.") else name
 
 
 def _check_function(function: Any) -> None:
@@ -164,35 +175,31 @@ def _check_function(function: Any) -> None:
             raise TypeError(f"{name} cannot be cached: *args and **kwargs hide its arguments; name each one")
 
 
-def _look_up(function: Callable[..., R], bound: inspect.BoundArguments, directory: Path, key: str) -> R:
+def _look_up(function: Callable[..., R], bound: inspect.BoundArguments, file: Path) -> R:
+    import joblib
     from filelock import FileLock
-    from joblib import Memory
 
-    # An entry is a store of its own: joblib keeps a function's source beside its results and
-    # throws all of them away when it reads a half-written copy, which parallel writers produce.
-    store = directory / function.__name__ / key
     try:
-        store.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"the cache directory {directory} cannot be written ({error.strerror}); "
+            f"the cache directory {file.parent.parent} cannot be written ({error.strerror}); "
             "set DSLIB_CACHE to another directory, or to 'off'"
         ) from error
-    with FileLock(store / "lock"):  # released by the system should this process die
-        # The store is of this call alone. joblib would hash the arguments once more, with what a configuration
-        # has worked out and keeps for itself since. And it writes a function's source into the first store that a
-        # process makes with it only, and finds no entry where there is none: so a function of this call alone, too.
-        memory = Memory(store, verbose=0).cache(_copy_of(function), ignore=list(bound.arguments))
-        return memory(*bound.args, **bound.kwargs)
-
-
-def _copy_of(function: Callable[P, R]) -> Callable[P, R]:
-    copy = types.FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return functools.update_wrapper(copy, function, updated=())
+    with FileLock(file.with_suffix(".lock")):  # released by the system should this process die
+        if file.is_file():
+            try:
+                return joblib.load(file)
+            except MemoryError:
+                raise
+            except Exception as error:  # what unpickling raises for half a file has no common name
+                warnings.warn(
+                    f"the cache entry {file} is damaged ({error}): computing it again", stacklevel=3
+                )
+        result = function(*bound.args, **bound.kwargs)
+        try:
+            with replacing(file) as temporary:
+                joblib.dump(result, temporary)
+        except OSError as error:  # a full disk, after hours of training
+            warnings.warn(f"the result of {function.__name__} is not kept: {error}", stacklevel=3)
+        return result

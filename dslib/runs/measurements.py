@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dslib import data
-from dslib.runs.cache import source_hash
+from dslib.runs import files
+from dslib.runs.sources import source_hash
 
 if TYPE_CHECKING:
     import pandas
@@ -53,10 +54,8 @@ def write(
     if replacing is not None and target.is_file():
         kept = read(name)
         table = pandas.concat([kept[~kept[replacing].isin(rows[replacing])], table], ignore_index=True)
-    target.parent.mkdir(exist_ok=True)
-    temporary = target.with_suffix(".csv.part")
-    table.to_csv(temporary, index=False, lineterminator="\n")
-    temporary.replace(target)
+    with files.replacing(target) as temporary:
+        table.to_csv(temporary, index=False, lineterminator="\n")
     return target
 
 

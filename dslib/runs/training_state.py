@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dslib.runs.files import replacing
 
 
 def save_checkpoint(path: str | Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -20,15 +21,9 @@ def save_checkpoint(path: str | Path, tensors: dict[str, Tensor], state: dict[st
     """
     from safetensors.torch import save_file
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     copies = {name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}
-    try:
+    with replacing(path) as unfinished:
         save_file(copies, unfinished, metadata={"state": json.dumps(state)})
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

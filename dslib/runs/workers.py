@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 R = TypeVar("R")
 
+#: What the numerical libraries read, when they are loaded, for the number of their threads.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
 
 def cores() -> int:
-    """The CPUs this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS or Windows
-        return os.cpu_count() or 1
+    """The CPUs this process may use: those it is bound to, and no more than its container's share."""
+    from joblib import cpu_count
+
+    return cpu_count()
+
+
+def compute_on_one_thread() -> None:
+    """From here on torch, and the processes that this one starts, compute on one thread each.
+
+    For a notebook or a command; a library function puts back what it changes (:func:`one_thread`).
+    """
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    if torch := sys.modules.get("torch"):  # else it reads the variable when it is imported
+        torch.set_num_threads(1)
 
 
 @contextmanager

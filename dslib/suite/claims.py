@@ -26,8 +26,8 @@ from pydantic import (
     model_validator,
 )
 
-PROFILES = ("smoke", "quick", "full")
-Profile = Literal["smoke", "quick", "full"]
+from dslib.runs.profiles import PROFILES, Profile
+
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Number = StrictInt | StrictFloat
 

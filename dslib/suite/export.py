@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import html
-import os
 import re
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from nbconvert.filters.markdown_mistune import (
 from traitlets.config import Config
 
 from dslib.notebook.style import INK
+from dslib.runs.files import write_atomic
 from dslib.suite.mathml import FormulaError, to_mathml
 from dslib.suite.page import STYLE, TEMPLATE
 
@@ -67,16 +66,7 @@ def export_html(
         page = render_page(notebook, source.stem, previous, following)
     except FormulaError as error:
         raise ExportError(f"{source.name}: {error}") from error
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomic(target, page)
 
 
 def render_page(

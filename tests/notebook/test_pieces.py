@@ -166,7 +166,7 @@ def test_setup_names_versions_on_one_line(capsys):
 
 
 def test_wrong_profile_and_seed_are_named():
-    with pytest.raises(ValueError, match="'fast' is unknown; use one of smoke, quick, full"):
+    with pytest.raises(ValueError, match="'fast' must be one of smoke, quick, full"):
         setup("fast", 0)
     with pytest.raises(TypeError, match="seed='3'"):  # what papermill makes of a numpy integer
         setup("smoke", "3")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from dslib.runs import cache
-from dslib.runs.cache import cache_directory, cached, entry_key, source_hash
+from dslib.runs.cache import cache_directory, cached, entry_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +51,20 @@ PROBE = textwrap.dedent("""
             os._exit(7)
         import torch
         return {"weight": torch.full((2,), float(seed))}
+
+    def told(path, times=1):
+        with open(path) as file:
+            return file.read()
+
+    @cached(also=told)
+    def reader(path, times=1):
+        with open(os.environ["PROBE_LOG"], "a") as log:
+            log.write("read\\n")
+        return told(path) * times
+
+    @cached(also=lambda: 7)
+    def speechless():
+        return None
 """)
 
 
@@ -64,7 +77,9 @@ def probe(tmp_path, monkeypatch):
     monkeypatch.setenv("DSLIB_CACHE", str(tmp_path / "cache dir ü"))
     monkeypatch.setenv("PROBE_LOG", str(log))
     module = load_probe(source)
-    yield types.SimpleNamespace(step=module.step, source=source, runs=lambda: log.read_text().splitlines())
+    yield types.SimpleNamespace(
+        step=module.step, module=module, source=source, runs=lambda: log.read_text().splitlines()
+    )
     sys.modules.pop("dslib._probe", None)
 
 
@@ -109,7 +124,7 @@ def test_what_a_configuration_has_worked_out_since_is_no_part_of_the_key(probe):
 
 def test_changed_sources_or_versions_give_another_entry(probe, monkeypatch):
     probe.step("a")
-    monkeypatch.setattr(cache, "source_hash", lambda: "0" * 12)
+    monkeypatch.setattr(cache, "source_hash", lambda module: "0" * 12)
     probe.step("a")
     monkeypatch.setattr(cache, "_versions", lambda: "python 9")
     probe.step("a")
@@ -123,11 +138,36 @@ def test_parallel_processes_compute_once(probe):
     assert probe.runs() == ["slow 0"]
 
 
-def test_new_process_finds_the_entry_that_was_not_the_first_of_its_maker(probe):
-    for name in ("first", "second"):
-        probe.step(name)
-    subprocess.run([sys.executable, "-c", START, str(probe.source), "second"], check=True)
-    assert probe.runs() == ["first 0", "second 0"]
+def test_new_process_finds_the_entry(probe):
+    probe.step("first")
+    subprocess.run([sys.executable, "-c", START, str(probe.source), "first"], check=True)
+    assert probe.runs() == ["first 0"]
+
+
+def test_what_a_step_reads_also_is_part_of_its_key(probe, tmp_path):
+    file = tmp_path / "corpus"
+    file.write_text("one")
+    assert [probe.module.reader(str(file)) for _ in range(2)] == ["one", "one"]
+    file.write_text("two")
+    assert probe.module.reader(str(file)) == "two"
+    assert probe.module.reader(str(file), times=2) == "twotwo"
+    assert probe.runs() == ["read"] * 3
+
+
+def test_what_is_read_also_must_be_text(probe):
+    with pytest.raises(TypeError, match=r"also of dslib\._probe\.speechless gave a int"):
+        probe.module.speechless()
+
+
+def test_the_sources_of_an_arguments_class_are_part_of_the_key(probe, monkeypatch):
+    from dslib.tasks import Countdown
+
+    def key_when(changed):
+        monkeypatch.setattr(cache, "source_hash", lambda module: "new" if module == changed else "old")
+        return entry_key(probe.step, {"task": (Countdown(),)})
+
+    assert key_when(Countdown.__module__) != key_when(None), "the step calls its methods without importing it"
+    assert key_when("dslib.tasks.recall") == key_when(None)
 
 
 def test_works_inside_loky_workers(probe):
@@ -163,16 +203,29 @@ def test_failed_or_killed_computation_leaves_no_entry(probe):
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
-@pytest.mark.filterwarnings("ignore:Exception while loading")
 def test_damaged_entry_is_computed_again(probe, damage):
     probe.step("a", seed=1)
-    (file,) = cache_directory().rglob("output.pkl")
+    (file,) = cache_directory().rglob("*.joblib")
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2] if damage is None else damage)
-    assert probe.step("a", seed=1)["weight"].tolist() == [1.0, 1.0]
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert probe.step("a", seed=1)["weight"].tolist() == [1.0, 1.0]
     assert len(probe.runs()) == 2
     probe.step("a", seed=1)
     assert len(probe.runs()) == 2
+
+
+def test_a_full_disk_costs_the_entry_and_not_the_result(probe, monkeypatch):
+    import joblib
+
+    def full(value, path):
+        path.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(joblib, "dump", full)
+    with pytest.warns(UserWarning, match="is not kept: no space left"):
+        assert probe.step("a", seed=2)["weight"].tolist() == [2.0, 2.0]
+    assert [file.suffix for file in cache_directory().rglob("*") if file.is_file()] == [".lock"]
 
 
 def test_cache_can_be_switched_off(probe, monkeypatch, tmp_path):
@@ -218,7 +271,7 @@ def test_tensors_and_modules_are_refused(probe):
 
 def test_key_tells_types_apart_and_numpy_floats_are_floats():
     def key(value):
-        return entry_key(source_hash, {"x": value})
+        return entry_key(cache_directory, {"x": value})
 
     assert len({key(v) for v in (1, 1.0, True, "1", None, (1,), ((1,),), b"1")}) == 8
     assert key(np.float64(0.1)) == key(0.1)
@@ -242,16 +295,3 @@ def test_functions_of_main_are_refused():
     code = "from dslib.runs.cache import cached\ndef f(x): return x\ncached(f)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "__main__.f cannot be cached" in done.stderr
-
-
-def test_source_hash_is_twelve_digits_and_the_same_in_every_process():
-    here = source_hash()
-    there = subprocess.check_output(
-        [sys.executable, "-c", "from dslib.runs.cache import source_hash; print(source_hash())"],
-        text=True,
-        cwd=os.sep,
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-    ).strip()
-    assert here == there
-    assert len(here) == 12
-    assert set(here) <= set("0123456789abcdef")
