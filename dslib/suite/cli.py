@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from dslib.runs.profiles import PROFILES
+
 app = typer.Typer(
     help="Run the notebooks, judge their claims, keep them clean.",
     no_args_is_help=True,
@@ -19,12 +21,8 @@ app = typer.Typer(
 )
 
 
-class ProfileName(enum.StrEnum):
-    """What ``--profile`` accepts."""
-
-    smoke = "smoke"
-    quick = "quick"
-    full = "full"
+#: What ``--profile`` accepts.
+ProfileName = enum.StrEnum("ProfileName", {name: name for name in PROFILES})
 
 
 Names = Annotated[
@@ -76,8 +74,8 @@ def run_command(
         typer.Option("--profile", help="smoke: seconds; quick: minutes (default); full: hours."),
     ] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", help="Notebooks at a time; the cores are shared out.")
-    ] = 1,
+        int | None, typer.Option("--jobs", "-j", help="Notebooks at a time (as many as there are cores).")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest run, or the one in --out.")
     ] = False,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from rich.table import Table
 
 from dslib.suite import render, scoreboard
 from dslib.suite.verdicts import row_ok
+
+#: The rows of the scoreboard for the result of one notebook.
+Judge = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 # A log wants to know that a long notebook is alive, not every cell of a short one.
 LOG_EVERY = 10.0
@@ -32,15 +36,19 @@ def make_console() -> Console:
     return Console(width=160, no_color=True, highlight=False, soft_wrap=True)
 
 
-def make_display(console: Console) -> LiveDisplay | LineDisplay:
-    """The table redrawn in place on a terminal, plain lines in a log."""
-    return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
+def make_display(console: Console, judge: Judge | None = None) -> LiveDisplay | LineDisplay:
+    """The table redrawn in place on a terminal, plain lines in a log.
+
+    Both say of each notebook, when it ends, how its claims stand: ``judge`` gives its rows of the scoreboard.
+    """
+    return LiveDisplay(console, judge) if console.is_terminal else LineDisplay(console, judge)
 
 
 class _Progress:
     """What is known about each notebook."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console, judge: Judge | None = None) -> None:
+        self.console, self.judge = console, judge
         self.states: dict[str, dict[str, Any]] = {}
 
     def begin(self, names: Sequence[str]) -> None:
@@ -64,6 +72,29 @@ class _Progress:
             "seconds": f"{result['seconds']:.1f}",
         }
 
+        self._print_end(name, result)
+
+    def _print_end(self, name: str, result: Mapping[str, Any]) -> None:
+        """One line with the verdicts counted, and one for every claim that is not well."""
+        state = self.states[name]
+        ended = f"{state['status']} after {state['seconds']} s"
+        if state["status"] == "kept":
+            ended = "unchanged, kept from before"
+        elif state["status"] == "failed":
+            ended += f" {state['head'].partition(chr(10))[0]}"
+        # A notebook that failed has reported nothing, or not all: its failure says enough.
+        rows = self.judge(result) if self.judge and result["status"] == "ok" else []
+        counts = Counter(render.verdict_text(row) for row in rows)
+        if counts:
+            ended += "; " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+        self._line(f"{name}: {ended}", "red" if state["status"] == "failed" else "")
+        for row in rows:
+            if not row_ok(row):
+                self._line(f"  {row['id']}: {render.verdict_text(row)}: {row['reason']}", "red")
+
+    def _line(self, text: str, style: str = "") -> None:
+        self.console.print(text, markup=False, style=style)
+
     def seconds(self, name: str) -> str:
         state = self.states[name]
         return (
@@ -72,10 +103,10 @@ class _Progress:
 
 
 class LiveDisplay(_Progress):
-    """A table that is redrawn in place."""
+    """A table that is redrawn in place; what has ended stands above it, and stays."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__()
+    def __init__(self, console: Console, judge: Judge | None = None) -> None:
+        super().__init__(console, judge)
         self.live = Live(console=console, auto_refresh=False, transient=True)
 
     def begin(self, names: Sequence[str]) -> None:
@@ -105,9 +136,8 @@ class LiveDisplay(_Progress):
 class LineDisplay(_Progress):
     """One plain line an event, for logs."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.console = console
+    def __init__(self, console: Console, judge: Judge | None = None) -> None:
+        super().__init__(console, judge)
         self.printed: dict[str, float] = {}
 
     def event(self, name: str, event: Mapping[str, Any]) -> None:
@@ -121,15 +151,6 @@ class LineDisplay(_Progress):
             self._line(f"{name}: {self.seconds(name)} s, cell {state['cell']} {state['head']}")
             self.printed[name] = now
 
-    def done(self, name: str, result: Mapping[str, Any]) -> None:
-        super().done(name, result)
-        state = self.states[name]
-        if state["status"] == "kept":
-            self._line(f"{name}: unchanged, kept from before")
-        else:
-            head = state["head"].partition("\n")[0]
-            self._line(f"{name}: {state['status']} after {state['seconds']} s {head}".rstrip())
-
     def tick(self) -> None:
         now = time.monotonic()
         for name, state in self.states.items():
@@ -139,9 +160,6 @@ class LineDisplay(_Progress):
 
     def end(self) -> None:
         pass
-
-    def _line(self, text: str) -> None:
-        self.console.print(text, markup=False)
 
 
 def print_summary(

@@ -147,6 +147,15 @@ def source_hash(notebook: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def code_length(path: Path) -> int:
+    """Characters of code in the notebook, 0 for a file that is none: a rough measure of how long it runs."""
+    try:
+        cells = read_notebook(path)["cells"]
+    except (NotebookError, OSError):
+        return 0
+    return sum(len("".join(cell["source"])) for cell in cells if cell["cell_type"] == "code")
+
+
 def draws_figures(notebook: Any) -> bool:
     """Whether the executed notebook must show at least one figure.
 

@@ -1,4 +1,4 @@
-"""Processes of a run: how many threads each may use, and how all of them are found again."""
+"""Processes of a run: how much of the machine each may use, and how all of them are found again."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 import time
 from collections.abc import Iterable
 
-from dslib.runs.workers import cores
+from dslib.runs.workers import THREAD_VARIABLES, cores
 
 MARKER = "DSLIB_RUN_ID"  # inherited by every process that a run starts, however deep
 JOB_MARKER = "DSLIB_JOB_ID"
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def worker_environment(run_id: str, job_id: str, jobs: int, profile: str, runtime: str) -> dict[str, str]:
-    """The environment of one worker: thread caps, markers, the profile, a place for its kernel's files."""
+    """The environment of one of ``jobs`` workers at a time: one thread, its share of the cores for worker processes
+    of its own, markers, the profile, a place for its kernel's files."""
     environment = dict(os.environ)
-    threads = str(max(1, cores() // jobs))
-    environment |= dict.fromkeys(THREAD_VARIABLES, threads)
+    # One thread whatever there is: how sums are cut up must not depend on the machine.
+    environment |= dict.fromkeys(THREAD_VARIABLES, "1")
     environment |= {
-        "DSLIB_JOBS_CORES": threads,
+        "DSLIB_JOBS_CORES": str(max(1, cores() // jobs)),
         "DSLIB_PROFILE": profile,
         "DSLIB_HEADLESS": "1",  # nobody turns a knob: widgets call their function once
         MARKER: run_id,

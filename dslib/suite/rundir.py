@@ -127,6 +127,20 @@ def point_latest(base: Path, run: Path) -> None:
         write_atomic(base / "latest.txt", run.name + "\n")
 
 
+def seconds_before(base: Path, profile: str) -> dict[str, float]:
+    """What each notebook took when it last went well at ``profile``, in the runs under ``base``."""
+    seconds: dict[str, float] = {}
+    for settings in sorted(base.glob("*/run.json"), reverse=True):
+        run = RunDirectory(settings.parent)
+        if settings.parent.name == "latest" or run.settings.get("profile") != profile:
+            continue
+        for name in run.settings.get("notebooks", []):
+            result = run.result(name) or {}
+            if name not in seconds and result.get("status") == "ok":
+                seconds[name] = result["seconds"]
+    return seconds
+
+
 def library_hash() -> str:
     """A hash of dslib's sources and shipped data: what an executed notebook depends on."""
     digest = hashlib.sha256()

@@ -13,14 +13,15 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Protocol
 
 from dslib.runs.files import remove_leftovers, write_json
+from dslib.runs.profiles import check_profile
 from dslib.suite import notebooks, parameters, processes, rundir
-from dslib.suite.claims import PROFILES, claims_file
+from dslib.suite.claims import claims_file
 from dslib.suite.parameters import ParameterError
 from dslib.suite.rundir import RunDirectory, RunError
 
@@ -51,13 +52,14 @@ class Job:
     parameters: Mapping[str, str]  # as Python literals
     key: str
     problem: str | None = None  # why it cannot even start
+    seconds: float = 0.0  # what it is expected to take, against the others of its plan
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do."""
+    """What a run will do: ``workers`` notebooks at a time, the longest first, each with its share of the cores."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[Job, ...]  # in reading order
     profile: str
     timeout: float
     workers: int
@@ -72,24 +74,35 @@ class Outcome:
 
 
 def plan(
-    files: Sequence[Path], profile: str, given: Mapping[str, Any], timeout: float | None = None, jobs: int = 1
+    files: Sequence[Path],
+    profile: str,
+    given: Mapping[str, Any],
+    timeout: float | None = None,
+    jobs: int | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> Plan:
     """Check everything that can be checked before a kernel starts.
+
+    ``jobs``: notebooks at a time; None is one a core. ``seconds``: what notebooks took before, by name; for
+    others it is guessed from the length of their code.
 
     Raises ParameterError when a notebook does not have a parameter or a value does not fit it,
     ValueError for an unknown profile, a timeout or a number of jobs that is not positive.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile={profile!r} must be one of {', '.join(PROFILES)}")
+    check_profile(profile)
     if timeout is not None and not 0 < timeout < float("inf"):
         raise ValueError(f"timeout={timeout} must be a positive number of seconds")
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs} must be at least 1")
     if given.get("profile", profile) != profile:
         raise ParameterError(f"set the profile with --profile {given['profile']}, not with --param")
     library = rundir.library_hash() + _claims_hash()
-    planned = tuple(_job(file, profile, given, library) for file in files)
-    return Plan(planned, profile, timeout or TIMEOUTS[profile], jobs)
+    expected = _expected_seconds(files, seconds or {})
+    planned = tuple(
+        replace(_job(file, profile, given, library), seconds=expected[file.stem]) for file in files
+    )
+    workers = max(1, min(jobs or processes.cores(), len(planned)))
+    return Plan(planned, profile, timeout or TIMEOUTS[profile], workers)
 
 
 def execute(
@@ -139,7 +152,10 @@ class _Execution:
         self.running: list[_Worker] = []
         self.outcome = Outcome()
         self.kept = {job.name for job in plan.jobs if resume and run.finished(job.name, job.key)}
-        self.waiting = [job for job in plan.jobs if job.name not in self.kept]
+        waiting = [job for job in plan.jobs if job.name not in self.kept]
+        # The longest first, so that none of them is left alone at the end while cores idle.
+        self.waiting = sorted(waiting, key=lambda job: -job.seconds)
+        self.workers = max(1, min(plan.workers, len(waiting)))
         self.signal: int | None = None
 
     def execute(self) -> Outcome:
@@ -162,7 +178,7 @@ class _Execution:
 
     def _loop(self) -> None:
         while (self.waiting or self.running) and self.signal is None:
-            while self.waiting and len(self.running) < self.plan.workers:
+            while self.waiting and len(self.running) < self.workers:
                 self._start(self.waiting.pop(0))
             with contextlib.suppress(Empty):
                 worker, event = self.events.get(timeout=0.2)
@@ -290,7 +306,7 @@ class _Worker:
         content |= {"out": str(run.path.resolve()), "result": str(run.result_file(job.name).resolve())}
         write_json(job_file, content)
         environment = processes.worker_environment(
-            execution.id, self.id, execution.plan.workers, execution.plan.profile, str(work / "runtime")
+            execution.id, self.id, execution.workers, execution.plan.profile, str(work / "runtime")
         )
         with open(run.log_file(job.name), "wb") as log:
             self.process = subprocess.Popen(
@@ -333,6 +349,14 @@ def _job(file: Path, profile: str, given: Mapping[str, Any], library: str) -> Jo
     return Job(
         file.stem, file, literals, rundir.key(notebooks.source_hash(notebook), literals, profile, library)
     )
+
+
+def _expected_seconds(files: Sequence[Path], known: Mapping[str, float]) -> dict[str, float]:
+    """What each notebook took before; for the others, as long as the known ones for the same length of code."""
+    lengths = {file.stem: notebooks.code_length(file) for file in files}
+    measured = {name: known[name] for name in lengths if name in known}
+    rate = sum(measured.values()) / (sum(lengths[name] for name in measured) or 1) or 1.0
+    return {name: measured.get(name, rate * length) for name, length in lengths.items()}
 
 
 def _claims_hash() -> str:

@@ -18,7 +18,7 @@ class Request:
 
     names: tuple[str, ...] = ()
     profile: str | None = None
-    jobs: int = 1
+    jobs: int | None = None
     resume: bool = False
     parameters: tuple[str, ...] = ()
     timeout: float | None = None
@@ -60,7 +60,8 @@ def run(request: Request) -> int:
     profile = profile or "quick"
     chosen = notebooks.select(files, names)
     claims = load_claims()
-    plan = runner.plan(chosen, profile, given, request.timeout, request.jobs)
+    before_us = rundir.seconds_before(base, profile)
+    plan = runner.plan(chosen, profile, given, request.timeout, request.jobs, before_us)
     if request.out is not None:
         _check_out(request.out, directory)
     elif run_path is None:
@@ -69,9 +70,10 @@ def run(request: Request) -> int:
         rundir.point_latest(base, run_path)
     terminal = console.make_console()
     count = f"{len(chosen)} notebook{'s' * (len(chosen) != 1)}"
-    terminal.print(f"{count}, profile {profile}, {request.jobs} at a time → {run_path}", markup=False)
+    terminal.print(f"{count}, profile {profile}, {plan.workers} at a time → {run_path}", markup=False)
     out = RunDirectory(run_path)
-    outcome = runner.execute(plan, out, console.make_display(terminal), resume=bool(before), given=given)
+    display = console.make_display(terminal, lambda result: scoreboard.build([result], claims)["claims"])
+    outcome = runner.execute(plan, out, display, resume=bool(before), given=given)
     status = _conclude(terminal, out, claims, outcome.results)
     if outcome.signal is not None:
         terminal.print("interrupted; `dslib run --resume` continues", markup=False)

@@ -9,6 +9,7 @@ import pytest
 
 from dslib.notebook import PALETTE, attempt, progress, results, say, setup, show_source, show_table, sizes
 from dslib.notebook.style import INK
+from dslib.runs.workers import THREAD_VARIABLES
 
 
 def test_importing_loads_nothing_heavy():
@@ -155,14 +156,25 @@ def test_table_refuses_a_format_for_a_column_that_is_not_there():
 # --- setup ---------------------------------------------------------------------------------------
 
 
-def test_setup_names_versions_on_one_line(capsys):
+def test_setup_names_versions_on_one_line(capsys, monkeypatch):
     import matplotlib
+
+    for name in THREAD_VARIABLES:  # put back what setup changes for good
+        monkeypatch.setenv(name, "1")
 
     with matplotlib.rc_context():
         setup("smoke", 0)
     line = capsys.readouterr().out
     assert line.count("\n") == 1
     assert all(word in line for word in ("dslib", "Python", "torch", "core", "smoke", "seed 0"))
+
+
+def test_a_readers_numbers_are_made_on_one_thread_whatever_the_machine_and_the_order_of_imports():
+    code = "import os; os.environ['OMP_NUM_THREADS'] = '2'; {}; from dslib.notebook import setup; setup('smoke', 0)"
+    code += "; import torch; print(torch.get_num_threads(), os.environ['OPENBLAS_NUM_THREADS'])"
+    for first in ("import torch", "pass"):
+        out = subprocess.check_output([sys.executable, "-c", code.format(first)], text=True)
+        assert out.splitlines()[-1] == "1 1", first
 
 
 def test_wrong_profile_and_seed_are_named():

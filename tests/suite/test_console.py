@@ -57,6 +57,32 @@ def test_a_log_gets_plain_lines_without_a_line_a_cell():
     assert "\x1b" not in out.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_each_notebook_says_how_its_claims_stand_as_it_ends(terminal, make_claim):
+    claims = [make_claim(id=f"toy.{name}") for name in ("mean", "worse", "late", "other")]
+    claims[2] = make_claim(id="toy.late", profile="full")
+    samples = {"mean": -1.0, "worse": 1.0, "late": 1.0, "other": -2.0}
+    reports = [
+        {"id": f"toy.{name}", "samples": [value] * 5, "null": None, "profile": "quick"}
+        for name, value in samples.items()
+    ]
+    registered = {claim.id: claim for claim in claims}
+    out = io.StringIO()
+    display = console.make_display(
+        Console(file=out, force_terminal=terminal, width=120, color_system=None),
+        lambda result: scoreboard.build([result], registered)["claims"],
+    )
+    display.begin(["01_toy", "02_bad"])
+    display.done("01_toy", {**OK, "reports": reports})
+    text = out.getvalue()
+    assert "01_toy: ok after 2.5 s; 2 held, 1 contradicted, 1 not judged" in text
+    assert "  toy.worse: contradicted: the whole interval breaks the rule" in text
+    assert "toy.late" not in text, "a claim that is not judged here is well"
+    display.done("02_bad", {**FAILED, "reports": []})
+    display.end()
+    assert "02_bad: failed after 2.5 s ValueError: [bold]x[/bold]" in out.getvalue()
+
+
 def test_a_log_hears_from_a_long_cell(monkeypatch):
     monkeypatch.setattr(console, "LOG_EVERY", 0.0)
     out = io.StringIO()
