@@ -166,14 +166,17 @@ def lint_command(
 
 
 @app.command("lab")
-def lab_command(directory: Notebooks = None) -> None:
+def lab_command(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- OPTIONS]", help="Passed on to JupyterLab: dslib lab -- --no-browser"),
+    ] = None,
+    directory: Notebooks = None,
+) -> None:
     """Open the notebooks in JupyterLab."""
-    import subprocess
+    from dslib.suite import lab, notebooks
 
-    from dslib.suite import notebooks
-
-    found = notebooks.find_directory(directory)
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", "--notebook-dir", str(found)]))
+    raise typer.Exit(lab.open_lab(notebooks.find_directory(directory), arguments or ()))
 
 
 @app.command("bench")
