@@ -6,20 +6,28 @@ import html
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dslib.notebook.badges import Origin, badge_text
 from dslib.notebook.environment import show
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 Format = str | Callable[[Any], str]
+BADGE = "border:1px solid currentColor;border-radius:4px;padding:0 0.4em;opacity:0.7;white-space:nowrap"
 
 
-def show_table(frame: DataFrame, caption: str, formats: Mapping[str, Format] | None = None) -> None:
-    """Display a pandas frame with a caption.
+def show_table(
+    frame: DataFrame, caption: str, formats: Mapping[str, Format] | None = None, badge: Origin | None = None
+) -> None:
+    """Display a pandas frame with a caption, and ``badge``, where its numbers come from, behind it.
 
     ``formats`` gives a column a format (``".3f"`` or ``"{:.1%}"``) or a function to text. A plain
-    counting index is left out. Raises ValueError for a format of a column that is not there, or
-    that does not fit its values; TypeError when ``frame`` is no frame.
+    counting index is left out. ``badge`` is what :func:`dslib.notebook.badge` takes: ``"live"``, a shipped table, or a
+    dictionary of the parts of both. A frame made of shipped rows does not say so by itself: a column of live
+    numbers may have been added to it.
+
+    Raises ValueError for a format of a column that is not there, or that does not fit its
+    values, and for a badge that says nothing; TypeError when ``frame`` is no frame.
     """
     if not (hasattr(frame, "columns") and hasattr(frame, "itertuples")):
         raise TypeError(f"frame is a {type(frame).__name__}; give a pandas DataFrame")
@@ -39,7 +47,9 @@ def show_table(frame: DataFrame, caption: str, formats: Mapping[str, Format] | N
     rows = [list(row) for row in zip(*body, strict=True)] if body else [[] for _ in range(len(frame))]
     if not counting:
         rows = [[str(label), *row] for label, row in zip(frame.index, rows, strict=True)]
-    show(_as_text(head, rows, numeric, caption), html=_as_html(head, rows, numeric, caption))
+    origin = "" if badge is None else badge_text(badge)
+    plain = f"{caption} [{origin}]" if origin else caption
+    show(_as_text(head, rows, numeric, plain), html=_as_html(head, rows, numeric, caption, origin))
 
 
 def _cell(value: Any, form: Format | None, column: Any) -> str:
@@ -56,7 +66,9 @@ def _cell(value: Any, form: Format | None, column: Any) -> str:
         raise ValueError(f"formats[{column!r}]={form!r} does not fit the value {value!r}: {error}") from error
 
 
-def _as_html(head: list[str], rows: list[list[str]], numeric: list[bool], caption: str) -> str:
+def _as_html(
+    head: list[str], rows: list[list[str]], numeric: list[bool], caption: str, origin: str = ""
+) -> str:
     line, pad = "1px solid #8886", "padding:0.25em 0.8em"
     align = [f"text-align:{'right' if n else 'left'}" for n in numeric]
     titles = "".join(
@@ -72,10 +84,11 @@ def _as_html(head: list[str], rows: list[list[str]], numeric: list[bool], captio
         + "</tr>"
         for row in rows
     )
+    label = f' <small style="{BADGE}">{html.escape(origin)}</small>' if origin else ""
     return (
         '<table class="dslib-table" style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
         f'<caption style="caption-side:top;text-align:left;padding:0.3em 0;color:inherit">'
-        f"{html.escape(caption)}</caption><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
+        f"{html.escape(caption)}{label}</caption><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
     )
 
 

@@ -13,9 +13,8 @@ from typing import Any
 from dslib.runs.files import write_atomic
 from dslib.suite import notebooks, parameters
 from dslib.suite.claims import Claim, nearest
+from dslib.suite.lint_style import ONLY_WARN, called, parsed, style_findings
 
-CODE_LINES = 15
-CELLS = 44
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 _NETWORK = re.compile(
@@ -39,7 +38,7 @@ class Finding:
 
 
 def lint_notebook(file: Path, claims: Mapping[str, Claim]) -> list[Finding]:
-    """All findings of one notebook file, in the order of its cells."""
+    """All findings of one notebook file, in the order of its cells; those of style come last."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
         cells = raw["cells"]
@@ -62,10 +61,8 @@ def lint_notebook(file: Path, claims: Mapping[str, Claim]) -> list[Finding]:
         found.append((parameters.tagged_cells(raw)[0] + 1, str(error)))
     found += _claims(file.stem, cells, claims)
     findings = [Finding(file.stem, position, message) for position, message in found]
-    if len(cells) > CELLS:
-        findings.append(
-            Finding(file.stem, None, f"{len(cells)} cells; about forty can be read in a sitting", True)
-        )
+    for position, rule, message in style_findings(cells):
+        findings.append(Finding(file.stem, position, message, warning=rule in ONLY_WARN))
     return findings
 
 
@@ -156,12 +153,9 @@ def _cell(cell: Mapping[str, Any]) -> list[str]:
     if cell.get("execution_count") is not None:
         messages.append(f"has the execution count {cell['execution_count']}")
     source = "".join(cell["source"])
-    lines = sum(bool(line.strip()) for line in source.splitlines())
-    if lines > CODE_LINES:
-        messages.append(f"has {lines} lines of code; at most {CODE_LINES} can be read at a glance")
     if found := _NETWORK.search(source):
         messages.append(f"installs or downloads: {found[0].strip()!r}")
-    for node in _nodes(source):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and node.level:
             messages.append("imports relatively; a notebook has no package")
     return messages
@@ -174,10 +168,8 @@ def _claims(
     reported: dict[str, int] = {}
     computed = False
     for position, cell in enumerate(cells, start=1):
-        for node in _nodes("".join(cell["source"])) if cell["cell_type"] == "code" else ():
-            if not (
-                isinstance(node, ast.Call) and _called(node) == "report" and (node.args or node.keywords)
-            ):
+        for node in ast.walk(parsed("".join(cell["source"]))) if cell["cell_type"] == "code" else ():
+            if not (isinstance(node, ast.Call) and called(node) == "report" and (node.args or node.keywords)):
                 continue
             first = (
                 node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "id"), None)
@@ -197,19 +189,6 @@ def _claims(
         ]
         found += [(None, f"claim {id!r} is registered for it, but it does not report it") for id in missing]
     return found
-
-
-def _nodes(source: str) -> list[ast.AST]:
-    # Magics are not Python; the rest of the cell still is.
-    code = "\n".join("pass" if re.match(r"\s*[%!?]", line) else line for line in source.splitlines())
-    try:
-        return list(ast.walk(ast.parse(code)))
-    except SyntaxError:
-        return []
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _good_id(id: Any) -> bool:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from dslib.suite import lint
+from dslib.suite import lint, lint_style
 from dslib.suite._nbformat import nbformat
 
 REPORT = "from dslib.suite import report\nreport('toy.mean', [1.0])"
@@ -95,6 +95,106 @@ def test_a_long_notebook_is_a_warning_only(tmp_path, write_notebook, claims):
     file = write_notebook(tmp_path / "01_toy.ipynb", REPORT, *["x = 1"] * 50)
     (finding,) = lint.lint_notebook(file, claims)
     assert finding.warning
+    assert finding.message.startswith("53 cells")
+
+
+def style(file, source):
+    change(file, lambda raw: raw["cells"][2].update(source=REPORT + "\n" + source))
+    return [(finding.warning, finding.message) for finding in lint.lint_notebook(file, {})][1:]
+
+
+def test_cells_up_to_the_limit_are_no_finding(tmp_path, write_notebook, claims):
+    own = 2  # the title and the parameters
+    file = write_notebook(tmp_path / "01_toy.ipynb", REPORT, *["x = 1"] * (lint_style.CELLS - own - 1))
+    assert messages(file, claims) == []
+
+
+def test_lines_of_79_characters_are_counted_and_those_of_78_are_not(file):
+    wide, fits = "x = '" + "a" * 73 + "'", "x = '" + "a" * 72 + "'"
+    assert (len(wide), len(fits)) == (79, 78)
+    (found,) = style(file, f"{wide}\n{fits}\n{wide}")
+    assert found[0]
+    assert found[1].startswith("2 lines of code are wider than 78 characters")
+    assert found[1].endswith(": cell 3")
+
+
+BARE = {
+    "figures without nb.badge": [
+        "fig, ax = plt.subplots()",
+        "rows, (fig, axs) = [], plt.subplots(1, 2)",
+        "def panel(x):\n    plt.figure()",
+        "fig = plt.figure()\nnb.show_table(frame, 'Losses', badge=table)",
+    ],
+    "tables without badge=": ["nb.show_table(frame, 'Losses')", "nb.show_table(frame, 'Losses', {'x': '.2f'})"],
+}
+
+
+@pytest.mark.parametrize(("words", "source"), [(words, each) for words in BARE for each in BARE[words]])
+def test_a_figure_or_table_that_hides_whether_it_is_live_is_found(file, words, source):
+    (found,) = style(file, source)
+    assert found[0]
+    assert found[1].startswith(words)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "fig, ax = plt.subplots()\nnb.badge(fig, table)",
+        "fig = plt.figure()\nbadge(fig, 'live')",
+        "nb.show_table(frame, 'Losses', badge='live')",
+        "nb.show_table(frame, 'Losses', None, 'live')",
+        "report.figure(3)",
+        "ax.plot(x)",
+    ],
+)
+def test_what_says_where_it_comes_from_and_what_is_no_figure_are_clean(file, source):
+    assert style(file, source) == []
+
+
+GOLF = {
+    "[ax.grid(False) for ax in axs]\nx = 1": "runs a comprehension",
+    "for o.rate in rates:\n    pass": "loops over 'o.rate'",
+    "x = [1 for a[0] in rates]": "loops over 'a[0]'",
+    "nb.say('{a}', **{'a': 1})": "unpacks \"{'a': 1}\"",
+}
+
+
+@pytest.mark.parametrize("source", GOLF)
+def test_golf_is_found(file, source):
+    (found,) = style(file, source)
+    assert found[0]
+    assert found[1].startswith(GOLF[source])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "[x + 1 for x in xs]",  # the cell's value, displayed
+        "f(**settings)",
+        "f(**{name: 1 for name in names})",
+        "f(**{'not a name': 1}, **{'lambda': 2})",
+        "for i, (a, b) in enumerate(pairs):\n    pass",
+    ],
+)
+def test_plain_code_is_not_taken_for_golf(file, source):
+    assert style(file, source) == []
+
+
+@pytest.mark.parametrize("text", ["a loss in nats a byte.", "label='MB a token'", "nats an answer and more"])
+def test_a_for_per_is_found_in_text_and_code(file, text):
+    change(file, lambda raw: raw["cells"][0].update(source=text))
+    assert any("'per' between its units" in message for message in messages(file, {}))
+
+
+@pytest.mark.parametrize("text", ["the bytes a token occupies", "nats per byte", "bits a reader needs", "a byte."])
+def test_a_before_what_is_no_rate_is_left_alone(file, claims, text):
+    change(file, lambda raw: raw["cells"][0].update(source=text))
+    assert messages(file, claims) == []
+
+
+def test_a_rule_taken_out_of_the_warnings_fails_the_lint(file, monkeypatch):
+    monkeypatch.setattr(lint, "ONLY_WARN", lint_style.ONLY_WARN - {"width"})
+    assert style(file, "x = '" + "a" * 80 + "'")[0][0] is False
 
 
 def test_fix_clears_everything_a_run_left_and_nothing_else(file, claims):
