@@ -2,7 +2,6 @@ import pytest
 
 from dslib.suite.claims import Claim, ClaimError, load_claims
 
-
 GATE = {"statement": "the teacher is better", "op": ">", "threshold": 0.5, "on": "interval"}
 
 
