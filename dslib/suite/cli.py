@@ -147,12 +147,12 @@ def lint_command(
     found = notebooks.find_directory(directory)
     files = notebooks.list_notebooks(found)
     chosen = notebooks.select(files, list(names or ()))
+    claims = load_claims()  # before --fix writes anything
     solutions = sorted((found / "solutions").glob("*.ipynb")) if not names else []
     if fix:
         for file in [*chosen, *solutions]:
             if lint.fix(file):
                 typer.echo(f"cleaned {file}")
-    claims = load_claims()
     findings = [finding for file in chosen for finding in lint.lint_notebook(file, claims)]
     if not names:
         findings += lint.lint_unowned_claims(files, claims)

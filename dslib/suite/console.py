@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from dslib.suite import render, scoreboard
+from dslib.suite import counts, render, scoreboard
 from dslib.suite.verdicts import row_ok
 
 #: The rows of the scoreboard for the result of one notebook.
@@ -175,11 +175,8 @@ def print_summary(
     for column in ("notebook", "status", "seconds", "claims held / judged", "page"):
         table.add_column(column, no_wrap=column != "page", overflow="fold")
     for result in results:
-        rows = [row for row in board["claims"] if row["notebook"] == result["name"]]
-        judged = [row for row in rows if row["verdict"] != "not judged"]
-        held = sum(row["verdict"] == "held" for row in judged)
         page = str(directory / result["page"]) if result.get("page") else ""
-        claims = f"{held} / {len(judged)}" if rows else "–"
+        claims = render.held_text(board["claims"], result["name"])
         style = "" if result["status"] == "ok" else "red"
         status = "kept" if result.get("kept") else result["status"]
         table.add_row(
@@ -198,19 +195,34 @@ def _short(directory: Path) -> Path:
 
 
 def _print_claims(console: Console, board: Mapping[str, Any]) -> None:
-    if not board["claims"]:
+    rows = board["claims"]
+    if not rows:
         return
+    console.print(_claims_table("claim", counts.statements(rows)))
+    console.print()
+    if structural := counts.structural_rows(rows):
+        console.print(_claims_table("structural, true by construction", structural))
+        console.print()
+    for row in rows:  # a history is too long for a cell
+        for entry in row["changed"]:
+            console.print(f"{row['id']}: changed {entry}", markup=False, soft_wrap=True)
+    for line in counts.summary(counts.count(rows)):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print()
+
+
+def _claims_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("claim", "verdict", "paper", "measured, 95 % interval", "null", "rule"):
+    for column in (title, "verdict", "paper", "measured, 95 % interval", "null", "rule"):
         table.add_column(column, overflow="fold")
-    for row in board["claims"]:
+    for row in rows:
         good = row["verdict"] != "not judged" and row_ok(row)
         style = "" if good else "dim" if row["verdict"] == "not judged" else "red"
+        numbers = "; ".join(filter(None, (render.measured(row), render.premise_text(row))))
         cells = [row["id"], render.verdict_text(row), row["paper"] or "–"]
-        cells += [render.measured(row), render.null_text(row), row["rule"] or "–"]
+        cells += [numbers, render.null_text(row), render.rule_text(row)]
         table.add_row(*map(escape, cells), style=style)
-    console.print(table)
-    console.print()
+    return table
 
 
 def _print_failure(console: Console, result: Mapping[str, Any], directory: Path) -> None:

@@ -71,8 +71,10 @@ def compare(first: Path, second: Path, base: Path) -> list[Difference]:
 def _parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
     if first["verdict"] != second["verdict"]:
         yield f"{first['verdict']} → {second['verdict']}"
-    nulls = [(row["null"] or {}).get("samples") for row in (first, second)]
-    for name, before, after in (("samples", first["samples"], second["samples"]), ("null", *nulls)):
+    compared = {"samples": [row["samples"] for row in (first, second)]}
+    for part in ("null", "gate"):  # boards of older runs know no gate
+        compared[part] = [(row.get(part) or {}).get("samples") for row in (first, second)]
+    for name, (before, after) in compared.items():
         if before == after:
             continue
         numbers = [list(_flat(values)) for values in (before, after)]

@@ -81,13 +81,19 @@ def lint_unowned_claims(files: Sequence[Path], claims: Mapping[str, Claim]) -> l
 
 
 def lint_scoreboard(board: Mapping[str, Any] | None) -> list[Finding]:
-    """Claims registered as "did not reproduce" that held in the newest run."""
+    """Claims that held in the newest run although something else is registered as expected of them.
+
+    For "did not reproduce" that is an error; what is open may end either way, and is a warning.
+    """
     return [
         Finding(
-            row["notebook"], None, f"claim {row['id']!r} is registered as 'did not reproduce', but it held"
+            row["notebook"],
+            None,
+            f"claim {row['id']!r} is registered as {row['expected']!r}, but it held",
+            warning=row["expected"] != "did not reproduce",
         )
         for row in (board or {}).get("claims", [])
-        if row.get("unexpected")
+        if row["verdict"] == "held" and row.get("expected")
     ]
 
 

@@ -8,7 +8,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dslib.suite.reporting import interval, number
+from dslib.suite import counts
+from dslib.suite.formats import interval, number, with_interval
 from dslib.suite.verdicts import row_ok
 
 _STYLE = """
@@ -27,6 +28,8 @@ th { font-weight: 600; }
 pre { overflow-x: auto; padding: .8rem; border: 1px solid rgb(128 128 128 / .35); border-radius: 4px; }
 """
 
+STRUCTURAL = "Structural: identities, definitions and counts, true by construction"
+
 
 def measured(row: Mapping[str, Any]) -> str:
     """``"−0.013 nats [−0.02, −0.007], n = 5"``."""
@@ -38,11 +41,25 @@ def measured(row: Mapping[str, Any]) -> str:
 
 
 def null_text(row: Mapping[str, Any]) -> str:
-    """The null's mean and interval, ``"–"`` for a claim without a null."""
+    """The null's mean and interval, and claim − null where they are paired; ``"–"`` without a null."""
     null = row["null"]
     if null is None:
         return "–"
-    return f"{number(null['measured'])}" + ("" if null["ci"] is None else f" {interval(null['ci'])}")
+    text = with_interval(null["measured"], null["ci"])
+    if row["contrast"] is not None:
+        text += f"; claim − null {with_interval(row['contrast'], row['contrast_ci'])}"
+    return text
+
+
+def premise_text(row: Mapping[str, Any]) -> str:
+    """The premise's mean, interval and rule, ``""`` for a claim without one."""
+    gate = row["gate"]
+    return "" if gate is None else f"premise {with_interval(gate['measured'], gate['ci'])}, {gate['rule']}"
+
+
+def rule_text(row: Mapping[str, Any]) -> str:
+    """The rule, and whether it is older than the data."""
+    return f"{row['rule']}; registered {row['registered']}" if row["rule"] else "–"
 
 
 def verdict_text(row: Mapping[str, Any]) -> str:
@@ -51,27 +68,30 @@ def verdict_text(row: Mapping[str, Any]) -> str:
 
 
 def markdown(board: Mapping[str, Any]) -> str:
-    """Two tables, one for the claims and one for the notebooks."""
-    lines = ["# Scoreboard", "", "| claim | source | paper | measured, 95 % interval | null | verdict |"]
-    lines.append("|---|---|---|---|---|---|")
-    for row in board["claims"]:
-        cells = [row["statement"] or f"`{row['id']}`", row["source"] or "–", row["paper"] or "–"]
-        cells += [measured(row), null_text(row), verdict_text(row)]
-        if row["verdict"] not in ("held", "contradicted"):
-            cells[-1] += f": {row['reason']}"
-        lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
-    lines += ["", "| notebook | status | seconds |", "|---|---|---|"]
-    lines += [
-        f"| {_cell(item['name'])} | {item['status']} | {item['seconds']} |" for item in board["notebooks"]
-    ]
+    """Counts, then tables: the claims, what is structural, and the notebooks."""
+    rows = board["claims"]
+    lines = ["# Scoreboard", "", *counts.summary(counts.count(rows)), ""]
+    lines += _markdown_table(counts.statements(rows))
+    if structural := counts.structural_rows(rows):
+        lines += ["", f"## {STRUCTURAL}", "", *_markdown_table(structural)]
+    lines += ["", "| notebook | status | seconds | claims held / judged |", "|---|---|---|---|"]
+    for item in board["notebooks"]:
+        cells = [item["name"], item["status"], str(item["seconds"]), held_text(rows, item["name"])]
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
     lines += ["", _environment_line(board), ""]
     return "\n".join(lines)
+
+
+def held_text(rows: Sequence[Mapping[str, Any]], notebook: str) -> str:
+    """``"held / judged"`` of one notebook, ``"–"`` if it has no claim."""
+    found = counts.count(rows, notebook)
+    return f"{found.held} / {found.judged}" if found.verdicts else "–"
 
 
 def html_page(board: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
     """One page, light or dark as the reader's system is, without scripts or anything to load."""
     pages = {result["name"]: result.get("page") for result in results}
-    claims = "".join(_claim_row(row) for row in board["claims"])
+    rows = board["claims"]
     items = ""
     for item in board["notebooks"]:
         name = html.escape(item["name"])
@@ -79,23 +99,26 @@ def html_page(board: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) ->
             name = f'<a href="{html.escape(pages[item["name"]])}">{name}</a>'
         good = "good" if item["status"] == "ok" else "bad"
         items += f'<tr class="{good}"><td>{name}</td><td class="verdict">{item["status"]}</td>'
-        items += f'<td class="number">{item["seconds"]}</td></tr>'
+        items += f'<td class="number">{item["seconds"]}</td>'
+        items += f'<td class="number">{held_text(rows, item["name"])}</td></tr>'
     failed = "".join(_failure_block(result) for result in results if result.get("failure"))
+    summary = "<br>".join(html.escape(line) for line in counts.summary(counts.count(rows)))
+    structural = counts.structural_rows(rows)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Scoreboard</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body><h1>Scoreboard</h1>"
-        '<h2>Claims</h2><div class="wide"><table><thead><tr><th>claim</th><th>paper</th>'
-        "<th>measured, 95 % interval</th><th>null</th><th>verdict</th></tr></thead>"
-        f"<tbody>{claims}</tbody></table></div>"
-        '<h2>Notebooks</h2><div class="wide"><table><thead><tr><th>notebook</th><th>status</th>'
-        f"<th>seconds</th></tr></thead><tbody>{items}</tbody></table></div>{failed}"
+        f"<style>{_STYLE}</style></head><body><h1>Scoreboard</h1><p>{summary}</p>"
+        f"<h2>Claims</h2>{_html_table(counts.statements(rows))}"
+        + (f"<h2>{STRUCTURAL}</h2>{_html_table(structural)}" if structural else "")
+        + '<h2>Notebooks</h2><div class="wide"><table><thead><tr><th>notebook</th><th>status</th>'
+        f"<th>seconds</th><th>claims held / judged</th></tr></thead><tbody>{items}</tbody></table></div>{failed}"
         f'<p class="small">{html.escape(_environment_line(board))}</p></body></html>\n'
     )
 
 
 def junit(board: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
-    """One test case a notebook and one a claim; claims that are not judged count as skipped."""
+    """One test case a notebook and one a claim, structural ones in a suite of their own; claims that are
+    not judged count as skipped."""
     root = ET.Element("testsuites")
     suite = ET.SubElement(root, "testsuite", name="notebooks")
     for result in results:
@@ -106,9 +129,17 @@ def junit(board: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str
                 "\n\n".join(problem[part] for part in ("source", "traceback") if problem.get(part))
             )
     _count(suite)
-    suite = ET.SubElement(root, "testsuite", name="claims")
-    for row in board["claims"]:
-        case = _case(suite, "claims", row["id"], 0)
+    _junit_claims(root, "claims", counts.statements(board["claims"]))
+    if structural := counts.structural_rows(board["claims"]):
+        _junit_claims(root, "structural", structural)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _junit_claims(root: ET.Element, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    suite = ET.SubElement(root, "testsuite", name=kind)
+    for row in rows:
+        case = _case(suite, kind, row["id"], 0)
         good = row["verdict"] != "not judged" and row_ok(row)
         if row["verdict"] == "not judged":
             ET.SubElement(case, "skipped", message=_xml(row["reason"]))
@@ -117,8 +148,35 @@ def junit(board: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str
             element = ET.SubElement(case, "failure", type=row["verdict"], message=_xml(message))
             element.text = _xml(f"{row['statement']}\nmeasured {measured(row)}\nrule: {row['rule']}")
     _count(suite)
-    ET.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "| claim | source | paper | measured, 95 % interval | null | rule | verdict |",
+        "|---|" + "---|" * 6,
+    ]
+    for row in rows:
+        statement = "<br>".join(
+            [
+                _cell(row["statement"] or f"`{row['id']}`"),
+                *(f"*changed {_cell(entry)}*" for entry in row["changed"]),
+            ]
+        )
+        numbers = "; ".join(filter(None, (measured(row), premise_text(row))))
+        cells = [row["source"] or "–", row["paper"] or "–", numbers, null_text(row), rule_text(row)]
+        verdict = verdict_text(row)
+        if row["verdict"] not in ("held", "contradicted"):
+            verdict += f": {row['reason']}"
+        lines.append("| " + " | ".join([statement, *map(_cell, (*cells, verdict))]) + " |")
+    return lines
+
+
+def _html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    return (
+        '<div class="wide"><table><thead><tr><th>claim</th><th>paper</th>'
+        "<th>measured, 95 % interval</th><th>null</th><th>verdict</th></tr></thead>"
+        f"<tbody>{''.join(map(_claim_row, rows))}</tbody></table></div>"
+    )
 
 
 def _claim_row(row: Mapping[str, Any]) -> str:
@@ -128,10 +186,13 @@ def _claim_row(row: Mapping[str, Any]) -> str:
     good = "good" if row["verdict"] != "not judged" and row_ok(row) else "bad"
     good = "" if row["verdict"] == "not judged" else good
     details = " · ".join(html.escape(str(row[key])) for key in ("id", "source") if row[key])
+    details += "".join(f"<br>changed {html.escape(entry)}" for entry in row["changed"])
     null = ""
     if row["null"] is not None:
         null = f'<div class="small">{text(row["null"]["statement"])}</div>'
-    quantity = f"{row['quantity']}; {row['rule']}" if row["quantity"] else ""
+    quantity = f"{row['quantity']}; {rule_text(row)}" if row["quantity"] else ""
+    if premise := premise_text(row):
+        quantity += f"; {premise}: {row['gate']['statement']}"
     return (
         f'<tr class="{good}"><td>{text(row["statement"])}<div class="small">{details}</div></td>'
         f"<td>{text(row['paper'])}</td>"

@@ -107,28 +107,39 @@ def _row(claim: Claim, found: Sequence[tuple[str, Mapping[str, Any]]], status: s
     if name != claim.notebook:
         return _error_row(claim.id, f"{name} reports it, but it is registered for {claim.notebook}", claim)
     try:
-        judgement = judge(claim, payload["samples"], payload["null"], payload["profile"])
+        judgement = judge(claim, payload["samples"], payload["null"], payload["profile"], payload.get("gate"))
     except ClaimError as error:
         return _error_row(claim.id, str(error), claim)
-    null = None
+    null = gate = None
     if claim.null is not None:
         null = {
             "statement": claim.null.statement,
+            "paired": claim.null.paired,
             "samples": payload["null"],
             "measured": judgement.null_measured,
             "ci": judgement.null_ci and list(judgement.null_ci),
+        }
+    if claim.gate is not None:
+        gate = {
+            "statement": claim.gate.statement,
+            "rule": claim.gate.rule,
+            "samples": payload["gate"],
+            "measured": judgement.gate_measured,
+            "ci": judgement.gate_ci and list(judgement.gate_ci),
         }
     return _columns(claim.id, claim) | {
         "samples": payload["samples"],
         "measured": judgement.measured,
         "ci": judgement.ci and list(judgement.ci),
         "null": null,
+        "contrast": judgement.contrast,
+        "contrast_ci": judgement.contrast_ci and list(judgement.contrast_ci),
+        "gate": gate,
         "n": judgement.n,
         "profile": judgement.profile,
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "unexpected": judgement.unexpected,
-        "open_question": judgement.open_question,
     }
 
 
@@ -140,6 +151,7 @@ def _columns(id: str, claim: Claim | None) -> dict[str, Any]:
     """A row with every column, so that readers of the file need no special cases."""
     return {
         "id": id,
+        "kind": claim.kind if claim else "claim",
         "notebook": claim and claim.notebook,
         "statement": claim and claim.statement,
         "source": claim and claim.source,
@@ -148,14 +160,19 @@ def _columns(id: str, claim: Claim | None) -> dict[str, Any]:
         "unit": claim and claim.unit,
         "rule": claim and claim.rule,
         "scale": claim and claim.scale,
+        "registered": claim and claim.registered,
+        "changed": list(claim.changed) if claim else [],
+        "expected": claim and claim.expected,
         "samples": None,
         "measured": None,
         "ci": None,
         "null": None,
+        "contrast": None,
+        "contrast_ci": None,
+        "gate": None,
         "n": 0,
         "profile": None,
         "verdict": None,
         "reason": None,
         "unexpected": False,
-        "open_question": False,
     }

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from dslib.suite.claims import PROFILES, Claim, ClaimError
+from dslib.suite.claims import PROFILES, Claim, ClaimError, Gate, Rule
+from dslib.suite.formats import number, with_interval
+from dslib.suite.samples import checked, differences
 
-# How many samples an interval needs before a verdict may rest on it.
-MINIMUM_SAMPLES = {"smoke": 2, "quick": 5, "full": 8}
 BOOTSTRAP_RESAMPLES = 4000
 CONFIDENCE = 0.95
 
-Samples = tuple[float, ...] | tuple[tuple[float, ...], ...]
+VERDICTS = (
+    "held",
+    "inconclusive",
+    "did not reproduce",
+    "contradicted",
+    "premise unmet",
+    "error",
+    "not judged",
+)
+# The verdicts with which the suite passes, because ``expected`` registers them. An interval may reach
+# over its threshold on this machine or that, also where the whole of it lay on the wrong side before.
+EXCUSED = {
+    None: frozenset(),
+    "did not reproduce": frozenset({"did not reproduce", "inconclusive"}),
+    "inconclusive": frozenset({"inconclusive"}),
+    "premise unmet": frozenset({"premise unmet"}),
+}
+
+Samples = Sequence[float] | Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -23,8 +41,9 @@ class Judgement:
 
     ``measured`` is the mean (of the differences, for pairs); ``ci`` its 95 % interval, None for
     ``on = "value"`` and for a single sample; ``n`` the number of samples, of seeds where there
-    are seeds × problems. ``verdict`` is one of held, contradicted, inconclusive, did not
-    reproduce, not judged; ``ok`` says whether the suite passes with it.
+    are seeds × problems. ``contrast`` is the mean of claim − null where the two are paired,
+    ``contrast_ci`` its interval. ``verdict`` is one of VERDICTS but "error"; ``expected`` is
+    what the claim registers; ``ok`` says whether the suite passes.
     """
 
     id: str
@@ -35,18 +54,22 @@ class Judgement:
     n: int
     null_measured: float | None
     null_ci: tuple[float, float] | None
+    contrast: float | None
+    contrast_ci: tuple[float, float] | None
+    gate_measured: float | None
+    gate_ci: tuple[float, float] | None
     verdict: str
     reason: str
     profile: str
-    unexpected: bool = False
-    open_question: bool = False
+    expected: str | None
+
+    @property
+    def unexpected(self) -> bool:
+        return is_unexpected(self.verdict, self.expected)
 
     @property
     def ok(self) -> bool:
-        return is_well(self.verdict, self.unexpected, self.open_question)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return is_well(self.verdict, self.expected)
 
     def _ipython_display_(self) -> None:
         """Nothing: ``report`` has shown the row, and a cell that ends with it would show it twice."""
@@ -63,28 +86,30 @@ class _Summary:
     values: int
 
 
-def judge(claim: Claim, samples: Samples, null: Samples | None, profile: str) -> Judgement:
-    """Judge ``samples`` (and the null's) by the claim's rule, at ``profile``.
+def judge(
+    claim: Claim, samples: Samples, null: Samples | None, profile: str, gate: Samples | None = None
+) -> Judgement:
+    """Judge ``samples`` (and the null's, and the gate's) by the claim's rule, at ``profile``.
 
     Below the claim's profile the numbers are computed and the verdict is "not judged".
-    Raises ClaimError on samples of the wrong shape, too few or not finite, on a null that is
-    missing or not registered, and on an unknown profile.
+    Raises ClaimError on samples of the wrong shape, too few or not finite, on a null or a gate that
+    is missing or not registered, on a paired null of another shape, and on an unknown profile.
     """
     if profile not in PROFILES:
         raise ClaimError(f"claim {claim.id!r}: profile={profile!r} is none of {', '.join(PROFILES)}")
-    if claim.null is None and null is not None:
-        raise ClaimError(
-            f"claim {claim.id!r}: null samples came, but the claim registers no null; "
-            "add [claim.null] to claims.toml or leave null out"
-        )
-    if claim.null is not None and null is None:
-        raise ClaimError(
-            f"claim {claim.id!r}: null samples are missing; report(..., null=...) takes the measurement of "
-            f"its null, {claim.null.statement!r}"
-        )
-    own = _summarise(claim, samples, profile, "samples")
-    other = None if null is None else _summarise(claim, null, profile, "null")
-    verdict, reason, unexpected = _verdict(claim, own, other, profile)
+    _registered(claim, "null", null)
+    _registered(claim, "gate", gate)
+    table = checked(claim, claim, samples, profile, "samples")
+    own = _summarise(claim, table)
+    other = contrast = premise = None
+    if claim.null is not None:
+        null_table = checked(claim, claim, null, profile, "null")
+        other = _summarise(claim, null_table)
+        if claim.null.paired:
+            contrast = _summarise(_beyond_null(claim), differences(claim, table, null_table))
+    if claim.gate is not None:
+        premise = _summarise(claim.gate, checked(claim, claim.gate, gate, profile, "gate"))
+    verdict, reason = _verdict(claim, own, other, contrast, premise, profile)
     return Judgement(
         id=claim.id,
         measured=own.measured,
@@ -92,26 +117,34 @@ def judge(claim: Claim, samples: Samples, null: Samples | None, profile: str) ->
         smallest=own.smallest,
         largest=own.largest,
         n=own.n,
-        null_measured=None if other is None else other.measured,
-        null_ci=None if other is None else other.ci,
+        null_measured=other and other.measured,
+        null_ci=other and other.ci,
+        contrast=contrast and contrast.measured,
+        contrast_ci=contrast and contrast.ci,
+        gate_measured=premise and premise.measured,
+        gate_ci=premise and premise.ci,
         verdict=verdict,
         reason=reason,
         profile=profile,
-        unexpected=unexpected,
-        open_question=claim.expected == "inconclusive",
+        expected=claim.expected,
     )
 
 
 def row_ok(row: Mapping[str, Any]) -> bool:
     """Whether the suite passes with this row of the scoreboard."""
-    return is_well(row["verdict"], row["unexpected"], row.get("open_question", False))
+    return is_well(row["verdict"], row["expected"])
 
 
-def is_well(verdict: str | None, unexpected: bool, open_question: bool) -> bool:
-    """Whether the suite passes with this verdict. An inconclusive one is well only where the claim is
-    registered as an open question: its interval may reach over the threshold on this machine or that."""
-    well = {"held", "did not reproduce", "not judged"} | ({"inconclusive"} if open_question else set())
-    return verdict in well and not unexpected
+def is_well(verdict: str | None, expected: str | None) -> bool:
+    """Whether the suite passes with this verdict: held, not judged, or excused by what is registered."""
+    if verdict in ("held", "not judged"):
+        return not is_unexpected(verdict, expected)
+    return verdict in EXCUSED[expected]
+
+
+def is_unexpected(verdict: str | None, expected: str | None) -> bool:
+    """Whether a claim held that is registered not to reproduce."""
+    return verdict == "held" and expected == "did not reproduce"
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -150,17 +183,31 @@ def bootstrap_interval(table: Sequence[Sequence[float]], seed: int = 0) -> tuple
     return (float(low), float(high))
 
 
-def _summarise(claim: Claim, samples: Any, profile: str, name: str) -> _Summary:
-    table = _checked(claim, samples, profile, name)
-    if claim.samples == "seeds":
+def _registered(claim: Claim, name: str, samples: Samples | None) -> None:
+    """Raise ClaimError unless ``samples`` came exactly if the claim registers a ``name``."""
+    registered = getattr(claim, name)
+    if registered is None and samples is not None:
+        raise ClaimError(
+            f"claim {claim.id!r}: {name} samples came, but the claim registers no {name}; "
+            f"add [claim.{name}] to claims.toml or leave {name} out"
+        )
+    if registered is not None and samples is None:
+        raise ClaimError(
+            f"claim {claim.id!r}: {name} samples are missing; report(..., {name}=...) takes the measurement of "
+            f"its {name}, {registered.statement!r}"
+        )
+
+
+def _summarise(rule: Rule, table: Sequence[Any]) -> _Summary:
+    if rule.samples == "seeds":
         values = list(table)
-    elif claim.samples == "pairs":
+    elif rule.samples == "pairs":
         values = [first - second for first, second in table]
     else:
         values = [value for row in table for value in row]
-    if claim.on == "value":
+    if rule.on == "value":
         interval = None
-    elif claim.samples == "problems":
+    elif rule.samples == "problems":
         interval = bootstrap_interval(table) if len(table) > 1 else None
     else:
         interval = student_interval(values)
@@ -171,111 +218,81 @@ def _summarise(claim: Claim, samples: Any, profile: str, name: str) -> _Summary:
         smallest=min(values),
         largest=max(values),
         n=len(table),
-        broken=sum(not _satisfies(claim, value, value) for value in values),
+        broken=sum(not rule.satisfied_by(value, value) for value in values),
         values=len(values),
     )
 
 
-def _checked(claim: Claim, samples: Any, profile: str, name: str) -> list[Any]:
-    """The samples as floats of the registered shape, or a ClaimError that says what came."""
-
-    def refuse(came: str, needed: str) -> ClaimError:
-        return ClaimError(f"claim {claim.id!r}: {name} {came}; {needed}")
-
-    shapes = {
-        "seeds": "report one number a seed, shape (n,)",
-        "pairs": "report pairs, shape (n, 2); the difference first − second is judged",
-        "problems": "report one row a seed and one column a problem, shape (seeds, problems)",
-    }
-    needed = shapes[claim.samples]
-    if not isinstance(samples, (list, tuple)):
-        raise refuse(f"is {type(samples).__name__} {samples!r:.60}", needed)
-    if len(samples) == 0:
-        raise refuse("is empty", needed)
-    nested = [isinstance(row, (list, tuple)) for row in samples]
-    if claim.samples == "seeds":
-        if any(nested):
-            raise refuse(f"holds rows, first {samples[nested.index(True)]!r:.60}", needed)
-        table: list[Any] = [_number(claim, value, f"{name}[{i}]") for i, value in enumerate(samples)]
-    else:
-        if not all(nested):
-            raise refuse(f"holds single numbers, first {samples[nested.index(False)]!r:.60}", needed)
-        widths = sorted({len(row) for row in samples})
-        if len(widths) > 1:
-            raise refuse(f"has rows of {widths[0]} and of {widths[-1]} numbers", f"{needed}, without gaps")
-        if claim.samples == "pairs" and widths != [2]:
-            raise refuse(f"has rows of {widths[0]}", needed)
-        if widths == [0]:
-            raise refuse("has empty rows", needed)
-        table = [
-            tuple(_number(claim, value, f"{name}[{i}][{j}]") for j, value in enumerate(row))
-            for i, row in enumerate(samples)
-        ]
-    if claim.on == "interval" and claim.judged_at(profile):
-        minimum = MINIMUM_SAMPLES[profile]
-        unit = "seeds" if claim.samples == "problems" else claim.samples
-        if len(table) < minimum:
-            raise refuse(
-                f"has {len(table)} of the {minimum} {unit} that an interval needs at profile {profile!r}",
-                f"report at least {minimum}",
-            )
-    return table
+def _beyond_null(claim: Claim) -> Rule:
+    """The rule of claim − null: the rule's side of zero. For an equivalence it is only measured."""
+    return claim if claim.op == "within" else claim.model_copy(update={"threshold": 0.0})
 
 
-def _number(claim: Claim, value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ClaimError(
-            f"claim {claim.id!r}: {where} is {type(value).__name__} {value!r:.60}; report finite numbers only"
-        )
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:  # an integer beyond what a float can hold
-        finite = False
-    if not finite:
-        raise ClaimError(
-            f"claim {claim.id!r}: {where} is {value!s:.60}; report finite numbers only, and let a run that "
-            "diverged fail instead of reporting it"
-        )
-    return float(value)
-
-
-def _satisfies(claim: Claim, low: float, high: float) -> bool:
-    if isinstance(claim.threshold, tuple):
-        return claim.threshold[0] <= low and high <= claim.threshold[1]
-    return low > claim.threshold if claim.op == ">" else high < claim.threshold
-
-
-def _violates(claim: Claim, low: float, high: float) -> bool:
-    """Whether no point between ``low`` and ``high`` satisfies the rule."""
-    if isinstance(claim.threshold, tuple):
-        return high < claim.threshold[0] or low > claim.threshold[1]
-    return high <= claim.threshold if claim.op == ">" else low >= claim.threshold
-
-
-def _raw_verdict(claim: Claim, summary: _Summary) -> tuple[str, str]:
-    if claim.on == "value":
+def _by_rule(rule: Rule, summary: _Summary) -> tuple[str, str]:
+    if rule.on == "value":
         if summary.broken:
             return "contradicted", f"{summary.broken} of {summary.values} values break the rule"
         return "held", f"all {summary.values} values satisfy the rule"
     if summary.ci is None:
         return "inconclusive", "one sample makes no interval"
-    if _satisfies(claim, *summary.ci):
+    if rule.satisfied_by(*summary.ci):
         return "held", "the whole interval satisfies the rule"
-    if _violates(claim, *summary.ci):
+    if rule.broken_by(*summary.ci):
         return "contradicted", "the whole interval breaks the rule"
     return "inconclusive", "the interval reaches over the threshold"
 
 
-def _verdict(claim: Claim, own: _Summary, null: _Summary | None, profile: str) -> tuple[str, str, bool]:
+def _side(claim: Claim) -> str:
+    return "above" if claim.op == ">" else "below"
+
+
+def _against_null(claim: Claim, null: _Summary, contrast: _Summary | None) -> str | None:
+    """What the null takes away from a claim that satisfies its rule; None if nothing."""
+    by_itself = _by_rule(claim, null)[0]
+    if claim.op == "within":
+        # A difference says nothing about a margin: the null itself must lie outside of it.
+        return {"held": "its null passes too", "inconclusive": "its null reaches into the margin"}.get(
+            by_itself
+        )
+    if contrast is None:
+        return "its null passes too" if by_itself == "held" else None
+    if _by_rule(_beyond_null(claim), contrast)[0] == "held":
+        return None
+    return f"claim − null is not {_side(claim)} zero: {with_interval(contrast.measured, contrast.ci)}"
+
+
+def _unmet(gate: Gate, premise: _Summary) -> str | None:
+    """Why the gate fails, with its numbers; None if its rule holds. What is not shown to be met is not met."""
+    if _by_rule(gate, premise)[0] == "held":
+        return None
+    spread = with_interval(premise.measured, premise.ci)
+    if gate.on == "value":
+        spread = f"{number(premise.smallest)} … {number(premise.largest)}"
+    return f"{gate.statement}: {spread}, n = {premise.n}, rule: {gate.rule}"
+
+
+def _verdict(
+    claim: Claim,
+    own: _Summary,
+    null: _Summary | None,
+    contrast: _Summary | None,
+    premise: _Summary | None,
+    profile: str,
+) -> tuple[str, str]:
     if not claim.judged_at(profile):
-        return "not judged", f"judged at profile {claim.profile} and larger, not at {profile}", False
-    verdict, reason = _raw_verdict(claim, own)
-    if verdict == "held" and null is not None and _raw_verdict(claim, null)[0] == "held":
-        verdict, reason = "inconclusive", "its null passes too"
-    if claim.expected is None or (claim.expected == "inconclusive" and verdict != "inconclusive"):
-        return verdict, reason, False
-    if claim.expected == "inconclusive":
-        return verdict, f"{claim.reason} ({reason})", False
-    if verdict == "held":
-        return verdict, "registered as 'did not reproduce', but it held: update the claim", True
-    return "did not reproduce", f"{claim.reason} ({reason})", False
+        return "not judged", f"judged at profile {claim.profile} and larger, not at {profile}"
+    verdict, reason = _by_rule(claim, own)
+    if verdict == "held" and null is not None:
+        if taken := _against_null(claim, null, contrast):
+            verdict, reason = "inconclusive", taken
+        elif contrast is not None and claim.op != "within":
+            reason += f", and claim − null is {_side(claim)} zero"
+    if claim.gate is not None and premise is not None and (unmet := _unmet(claim.gate, premise)):
+        verdict, reason = "premise unmet", unmet
+    if is_unexpected(verdict, claim.expected):
+        return verdict, "registered as 'did not reproduce', but it held: update the claim"
+    if verdict == "contradicted" and claim.expected == "did not reproduce":
+        verdict = "did not reproduce"
+    if verdict in EXCUSED[claim.expected]:
+        reason = f"{claim.reason} ({reason})"
+    return verdict, reason

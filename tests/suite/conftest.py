@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,18 +44,21 @@ def make_claim():
     return make
 
 
+def _line(key: str, value) -> str:
+    # Numbers, lists of numbers and plain strings are written in TOML as in JSON.
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
+
+
 def toml(rows: list[dict]) -> str:
     """Rows as TOML; only the kinds of value that claims hold."""
     lines = []
     for row in rows:
         lines.append("[[claim]]")
         tables = {key: value for key, value in row.items() if isinstance(value, dict)}
-        for key, value in row.items():
-            if key not in tables:
-                lines.append(f"{key} = {value!r}" if not isinstance(value, str) else f'{key} = "{value}"')
+        lines += [_line(key, value) for key, value in row.items() if key not in tables]
         for name, table in tables.items():
             lines.append(f"[claim.{name}]")
-            lines += [f'{key} = "{value}"' for key, value in table.items()]
+            lines += [_line(key, value) for key, value in table.items()]
     return "\n".join(lines) + "\n"
 
 

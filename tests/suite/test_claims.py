@@ -2,6 +2,8 @@ import pytest
 
 from dslib.suite.claims import Claim, ClaimError, load_claims
 
+GATE = {"statement": "the teacher is better", "op": ">", "threshold": 0.5, "on": "interval"}
+
 
 def load(tmp_path, write_claims, *rows):
     return load_claims(write_claims(tmp_path / "claims.toml", list(rows)))
@@ -25,6 +27,18 @@ def test_a_null_and_an_expected_failure_are_read(tmp_path, write_claims, claim_r
     assert claim.reason == "too small"
 
 
+def test_what_is_left_out_has_the_cautious_meaning(tmp_path, write_claims, claim_row):
+    claim = load(tmp_path, write_claims, claim_row(null={"statement": "random"}, gate=GATE))["toy.mean"]
+    assert (claim.kind, claim.registered, claim.changed) == ("claim", "with data", ())
+    assert claim.null.paired is False
+    assert (claim.gate.samples, claim.gate.rule) == ("seeds", "interval > 0.5")
+
+
+def test_a_history_is_read_in_its_order(tmp_path, write_claims, claim_row):
+    history = ["2026-01-31: null, it was empty", "2026-12-01: statement, half of it was missing"]
+    assert load(tmp_path, write_claims, claim_row(changed=history))["toy.mean"].changed == tuple(history)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -42,13 +56,23 @@ def test_a_null_and_an_expected_failure_are_read(tmp_path, write_claims, claim_r
         ({"expected": "did not reproduce"}, "needs a reason"),
         ({"reason": "because"}, "without expected"),
         ({"null": {"text": "x"}}, "unknown key 'null.text'"),
+        ({"null": {"statement": "x", "paired": "yes"}}, "null.paired='yes'"),
+        ({"kind": "identity"}, "kind='identity': Input should be 'claim' or 'structural'"),
+        ({"registered": "before"}, "registered='before'"),
+        ({"changed": ["the rule was wrong"]}, "is not of the form '2026-12-01: what, why'"),
+        ({"changed": ["2026-12-32: the rule, it was wrong"]}, "is not of the form"),
+        ({"changed": ["2026-12-01: "]}, "is not of the form"),
+        ({"expected": "premise unmet", "reason": "x"}, "needs a premise: add [claim.gate]"),
+        ({"gate": GATE | {"treshold": 1}}, "unknown key 'gate.treshold'; did you mean 'threshold'"),
+        ({"gate": GATE | {"threshold": "0"}}, "gate.threshold='0' is neither a number nor"),
+        ({"gate": GATE | {"op": "within"}}, "gate: op='within' needs threshold="),
+        ({"gate": {"op": ">", "threshold": 0, "on": "value"}}, "the key 'gate.statement' is missing"),
     ],
 )
 def test_a_wrong_row_is_an_error_that_names_the_claim(tmp_path, write_claims, claim_row, changes, message):
     row = claim_row(**changes)
     path = tmp_path / "claims.toml"
     write_claims(path, [row])
-    path.write_text(path.read_text().replace("= True", "= true"))
     with pytest.raises(ClaimError, match=r"claim 'toy\.mean'") as error:
         load_claims(path)
     assert message in str(error.value)

@@ -56,6 +56,25 @@ def test_broken_claims_stop_a_run_before_it_starts(place, dslib_command, capsys,
     assert "claim 'toy.mean'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["report"], ["lint"], ["lint", "--fix"], ["list"]], ids=" ".join
+)
+def test_a_claim_of_an_unknown_kind_is_one_line_and_nothing_is_written(
+    place, dslib_command, capsys, write_claims, write_notebook, claim_row, arguments
+):
+    # A run that could be judged again, and a notebook that could be cleaned.
+    RunDirectory(place / "runs" / "a").prepare({"profile": "quick", "notebooks": []}, keep=False)
+    rundir.point_latest(place / "runs", place / "runs" / "a")
+    write_notebook(place / "notebooks" / "01_toy.ipynb", "x = 1", metadata={"widgets": {}})
+    write_claims(place / "claims.toml", [claim_row(kind="identity")])
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert dslib_command(*arguments) == 2
+    assert capsys.readouterr().err == (
+        "dslib: claim 'toy.mean': kind='identity': Input should be 'claim' or 'structural'\n"
+    )
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
 def test_list_shows_numbers_titles_and_claims(place, dslib_command, capsys):
     assert dslib_command("list") == 0
     out = capsys.readouterr().out

@@ -115,6 +115,23 @@ def test_the_summary_shows_source_frames_and_pages(tmp_path, monkeypatch, make_c
     assert str(tmp_path) not in text
 
 
+def test_structural_rows_have_a_table_of_their_own_and_counts_close_the_claims(tmp_path, make_claim):
+    claims = {
+        "a.b": make_claim(id="a.b", changed=["2026-12-01: null, [it] was empty"]),
+        "c.d": make_claim(id="c.d", kind="structural"),
+    }
+    reports = [{"id": id, "samples": [-1.0] * 5, "null": None, "profile": "quick"} for id in claims]
+    results = [{**OK, "reports": reports}]
+    out = io.StringIO()
+    board = scoreboard.build(results, claims)
+    console.print_summary(Console(file=out, width=160), board, results, tmp_path)
+    text = out.getvalue()
+    assert text.index("a.b") < text.index("structural, true by construction") < text.index("c.d")
+    assert "a.b: changed 2026-12-01: null, [it] was empty" in text
+    assert "1 of 1 claims held." in text
+    assert "1 / 1" in text
+
+
 def test_no_color_is_respected(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     out = io.StringIO()

@@ -53,6 +53,13 @@ def test_null_samples_count_verdicts_and_nested_samples_are_compared():
     assert second.what.startswith("1 of 4 samples differ")
 
 
+def test_samples_of_a_gate_are_compared_and_older_boards_have_none():
+    with_gate = row() | {"gate": {"samples": [1.0]}}
+    assert differences(board(row()), board(row() | {"gate": None})) == []
+    (found,) = differences(board(with_gate), board(row() | {"gate": {"samples": [2.0]}}))
+    assert found.what.startswith("1 of 1 gate differ")
+
+
 def test_another_number_of_samples_none_at_all_and_a_claim_of_one_run_are_differences():
     old = board(row(), row("c.d"), row("only.first"))
     new = board(row(samples=(1.0,)), row("c.d", samples=()), row("only.second"))

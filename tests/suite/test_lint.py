@@ -232,6 +232,19 @@ def test_new_ids_are_the_same_everywhere(file):
 
 
 def test_a_pass_that_was_registered_as_a_failure_is_a_finding():
-    board = {"claims": [{"id": "toy.mean", "notebook": "01_toy", "unexpected": True}]}
-    assert "but it held" in str(lint.lint_scoreboard(board)[0])
+    row = {"id": "toy.mean", "notebook": "01_toy", "verdict": "held", "expected": "did not reproduce"}
+    (finding,) = lint.lint_scoreboard({"claims": [row]})
+    assert "registered as 'did not reproduce', but it held" in str(finding)
+    assert not finding.warning
+    assert lint.lint_scoreboard({"claims": [row | {"verdict": "did not reproduce"}]}) == []
     assert lint.lint_scoreboard(None) == []
+
+
+def test_an_open_question_that_held_is_a_warning_since_it_may_end_either_way():
+    row = {"id": "toy.mean", "notebook": "01_toy", "verdict": "held", "expected": "inconclusive"}
+    (finding,) = lint.lint_scoreboard({"claims": [row]})
+    assert finding.warning
+
+
+def test_a_board_that_knows_no_expectations_has_no_findings():
+    assert lint.lint_scoreboard({"claims": [{"id": "a.b", "notebook": "01_toy", "verdict": "held"}]}) == []

@@ -81,7 +81,8 @@ def test_in_ipython_the_row_carries_the_samples_and_takes_colours_from_the_page(
         data = captured.outputs[0].data
     finally:
         type(shell).clear_instance()
-    assert data[MIME] == {"id": "toy.mean", "samples": DOWN, "null": None, "profile": "quick"}
+    payload = {"id": "toy.mean", "samples": DOWN, "null": None, "gate": None, "profile": "quick"}
+    assert data[MIME] == payload
     assert data["text/plain"].startswith("toy.mean: held")
     page = as_html(make_claim(), judgement)
     assert "currentColor" in page
@@ -94,6 +95,27 @@ def test_a_statement_with_markup_is_escaped(make_claim):
 
     claim = make_claim(statement="a < b & <script>")
     assert "<script>" not in as_html(claim, judge(claim, DOWN, None, "quick"))
+
+
+def test_null_contrast_premise_and_history_stand_where_the_reader_stands(
+    tmp_path, write_claims, claim_row, make_claim, capsys
+):
+    parts = {
+        "null": {"statement": "a coin", "paired": True},
+        "gate": {"statement": "one step is mastered", "op": ">", "threshold": 0.5, "on": "value"},
+        "changed": ["2026-12-01: null, it was a die"],
+        "registered": "before data",
+        "kind": "structural",
+    }
+    write_claims(tmp_path / "claims.toml", [claim_row(**parts)])
+    judgement = report("toy.mean", DOWN, null=np.array(DOWN) + 0.5, gate=torch.ones(3))
+    line = capsys.readouterr().out
+    assert "toy.mean (structural): held" in line
+    assert "null −0.5 [" in line
+    assert "claim − null −0.5 [−0.5, −0.5], premise 1 ·" in line
+    page = as_html(make_claim(**parts), judgement)
+    for text in ("claim − null", "one step is mastered", "2026-12-01: null", "before data", "structural"):
+        assert text in page
 
 
 def test_importing_the_suite_is_cheap():

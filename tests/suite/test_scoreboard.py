@@ -61,6 +61,88 @@ def test_inconclusive_contradicted_and_unexpected_fail_and_a_registered_failure_
     assert not scoreboard.failures(build(make_claim, result("01_toy", payload(samples=up)), **expected))
 
 
+GATE = {"statement": "one step is mastered", "op": ">", "threshold": 0.5, "on": "interval"}
+HISTORY = ["2026-12-01: null, it was a |die|"]
+EVERYTHING = {
+    "gate": GATE,
+    "null": {"statement": "a coin", "paired": True},
+    "changed": HISTORY,
+    "registered": "before data",
+}
+
+
+def everything(make_claim, kind="claim", gate=0.9):
+    """The board of one claim that registers all that can be registered."""
+    report = payload(null=[value + 0.5 for value in DOWN]) | {"gate": [gate] * 5}
+    return build(make_claim, result("01_toy", report), kind=kind, **EVERYTHING)
+
+
+def test_the_row_carries_kind_contrast_premise_and_history(make_claim):
+    (row,) = everything(make_claim, "structural")["claims"]
+    assert (row["kind"], row["registered"], row["changed"]) == ("structural", "before data", HISTORY)
+    assert (row["contrast"], row["contrast_ci"]) == (-0.5, [-0.5, -0.5])
+    assert row["null"]["paired"] is True
+    assert row["gate"] == {
+        "statement": "one step is mastered",
+        "rule": "interval > 0.5",
+        "samples": [0.9] * 5,
+        "measured": 0.9,
+        "ci": [0.9, 0.9],
+    }
+
+
+def test_a_premise_that_fails_fails_the_suite_unless_it_is_registered(make_claim):
+    (line,) = scoreboard.failures(everything(make_claim, gate=0.1))
+    assert "premise unmet: one step is mastered: 0.1 [0.1, 0.1]" in line
+
+
+def test_every_page_shows_contrast_premise_history_and_registration(make_claim):
+    board = everything(make_claim)
+    for page in (render.markdown(board), render.html_page(board, [result("01_toy")])):
+        for text in (
+            "claim − null −0.5 [−0.5, −0.5]",
+            "premise 0.9 [0.9, 0.9]",
+            "before data",
+            "2026-12-01: null",
+        ):
+            assert text in page
+        assert "1 of 1 claims held." in page
+        assert "1 / 1" in page
+        assert "Structural:" not in page
+    row = next(line for line in render.markdown(board).splitlines() if "goes down" in line)
+    assert row.replace("\\|", "").count("|") == 8, "a bar in a history does not break the table either"
+
+
+def test_structural_rows_stand_apart_and_are_not_counted_among_the_claims(make_claim):
+    board = everything(make_claim, "structural")
+    for page in (render.markdown(board), render.html_page(board, [result("01_toy")])):
+        before, _, after = page.partition("Structural: identities")
+        assert "The toy goes down" not in before
+        assert "The toy goes down" in after
+        assert "0 of 0 claims held." in page
+    root = ET.fromstring(render.junit(board, [result("01_toy")]).split("\n", 1)[1])
+    assert {suite.get("name"): suite.get("tests") for suite in root} == {
+        "notebooks": "1",
+        "claims": "0",
+        "structural": "1",
+    }
+
+
+def test_a_structural_row_that_breaks_its_rule_fails_the_suite(make_claim):
+    up = [-value for value in DOWN]
+    board = build(make_claim, result("01_toy", payload(samples=up)), kind="structural")
+    assert scoreboard.failures(board)
+    assert 'failures="1"' in render.junit(board, [])
+
+
+def test_reports_of_older_runs_know_no_gate(make_claim):
+    assert "gate" not in payload()
+    assert build(make_claim, result("01_toy", payload()))["claims"][0]["verdict"] == "held"
+    (row,) = build(make_claim, result("01_toy", payload()), gate=GATE)["claims"]
+    assert row["verdict"] == "error"
+    assert "gate samples are missing" in row["reason"]
+
+
 def test_the_same_results_give_the_same_bytes(make_claim, tmp_path):
     results = [result("01_toy", payload(null=[0.0, 0.1, -0.1, 0.2, -0.2]))]
     for name in ("a", "b"):
@@ -89,7 +171,7 @@ def test_the_page_needs_nothing_else_and_knows_the_dark(make_claim):
 def test_a_bar_in_a_statement_does_not_break_the_markdown_table(make_claim):
     board = build(make_claim, result("01_toy", payload()), statement="|x| falls")
     line = next(line for line in render.markdown(board).splitlines() if "falls" in line)
-    assert line.replace("\\|", "").count("|") == 7
+    assert line.replace("\\|", "").count("|") == 8
 
 
 def test_junit_is_valid_xml_whatever_a_traceback_holds(make_claim):

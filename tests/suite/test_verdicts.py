@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dslib.suite.claims import ClaimError
-from dslib.suite.verdicts import MINIMUM_SAMPLES, bootstrap_interval, judge, student_interval
+from dslib.suite.samples import MINIMUM_SAMPLES
+from dslib.suite.verdicts import bootstrap_interval, judge, student_interval
 
 # Differences that squares can hold; below that scipy answers NaN.
 numbers = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))
@@ -123,13 +124,175 @@ def test_a_claim_whose_null_passes_too_does_not_hold(make_claim):
     assert judge(claim, up, down, "quick").verdict == "contradicted"
 
 
+DOWN = [-1.0, -1.1, -0.9, -1.0, -1.05]
+UP = [-value for value in DOWN]
+WIDE = [-1.0, 1.1, -0.9, 1.0, -0.05]
+
+
+def paired(make_claim, **changes):
+    return make_claim(null={"statement": "nothing", "paired": True}, **changes)
+
+
+def test_beside_a_paired_null_that_passes_too_a_claim_holds_by_what_it_has_beyond_it(make_claim):
+    null = [-0.5, -0.7, -0.4, -0.6, -0.45]
+    assert judge(make_claim(null={"statement": "nothing"}), DOWN, null, "quick").verdict == "inconclusive"
+    judgement = judge(paired(make_claim), DOWN, null, "quick")
+    assert judgement.verdict == "held"
+    assert judgement.contrast == pytest.approx(-0.48)
+    differences = [ours - theirs for ours, theirs in zip(DOWN, null, strict=True)]
+    assert judgement.contrast_ci == pytest.approx(student_interval(differences))
+    assert "claim − null is below zero" in judgement.reason
+
+
+def test_a_paired_null_that_fails_by_itself_is_not_enough(make_claim):
+    # The null's own interval reaches over zero, and so does what lies between it and the claim.
+    null = [-1.5, 0.4, -2.0, 0.5, -0.5]
+    assert judge(make_claim(null={"statement": "nothing"}), DOWN, null, "quick").verdict == "held"
+    judgement = judge(paired(make_claim), DOWN, null, "quick")
+    assert (judgement.verdict, judgement.ok) == ("inconclusive", False)
+    assert "claim − null is not below zero" in judgement.reason
+
+
+def test_a_contrast_lies_on_the_rules_side_of_zero_wherever_the_threshold_is(make_claim):
+    below_margin = paired(make_claim, op=">", threshold=-2.0)
+    assert judge(below_margin, DOWN, [value - 0.5 for value in DOWN], "quick").verdict == "held"
+    assert judge(below_margin, DOWN, [value + 0.5 for value in DOWN], "quick").verdict == "inconclusive"
+
+
+def test_a_claim_that_breaks_its_rule_is_not_saved_by_its_contrast(make_claim):
+    assert judge(paired(make_claim), UP, [value + 5 for value in UP], "quick").verdict == "contradicted"
+
+
+def test_pairs_are_subtracted_pair_by_pair(make_claim):
+    pairs = [(1.0, 2.0), (5.0, 6.5), (3.0, 4.5), (2.0, 3.0), (0.0, 1.0)]
+    null = [(1.5, 2.0), (6.0, 6.5), (4.0, 4.5), (2.5, 3.0), (0.5, 1.0)]
+    judgement = judge(paired(make_claim, samples="pairs"), pairs, null, "quick")
+    assert judgement.contrast == pytest.approx(-0.7)  # −0.5, −1, −1, −0.5 and −0.5
+    assert judgement.verdict == "held"
+
+
+def test_problems_are_subtracted_problem_by_problem(make_claim):
+    row = [-3.0, -1.0, -2.0]
+    claim = paired(make_claim, samples="problems")
+    judgement = judge(claim, [row] * 5, [[value + 0.25 for value in row]] * 5, "quick")
+    # Each problem differs by as much, so the contrast has no spread although the problems have.
+    assert (judgement.contrast, judgement.contrast_ci) == (-0.25, (-0.25, -0.25))
+    assert judgement.verdict == "held"
+
+
+def test_values_hold_beyond_a_paired_null_one_by_one(make_claim):
+    claim = paired(make_claim, on="value")
+    assert judge(claim, [-1.0, -2.0], [-0.5, -1.5], "quick").verdict == "held"
+    assert judge(claim, [-1.0, -2.0], [-0.5, -2.5], "quick").verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("samples", "ours", "null", "shapes"),
+    [
+        ("seeds", DOWN, DOWN * 2, r"null has shape \(10,\) and samples \(5,\)"),
+        ("pairs", [[0.0, 1.0]] * 5, [[0.0, 1.0]] * 8, r"null has shape \(8, 2\) and samples \(5, 2\)"),
+        ("problems", [[0.0] * 4] * 5, [[0.0] * 3] * 5, r"null has shape \(5, 3\) and samples \(5, 4\)"),
+    ],
+)
+def test_a_paired_null_of_another_shape_is_refused(make_claim, samples, ours, null, shapes):
+    with pytest.raises(ClaimError, match=rf"claim 'toy.mean': {shapes}.*paired = false"):
+        judge(paired(make_claim, samples=samples), ours, null, "quick")
+    judge(make_claim(samples=samples, null={"statement": "nothing"}), ours, null, "quick")
+
+
+INSIDE = [0.01, -0.01, 0.0, 0.005, -0.005]
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+@pytest.mark.parametrize(
+    ("null", "verdict"),
+    [
+        ([0.5, 0.51, 0.49, 0.5, 0.5], "held"),
+        (INSIDE, "inconclusive"),
+        ([0.1, -0.1, 0.2, -0.2, 0.0], "inconclusive"),  # it may lie inside the margin or not
+    ],
+)
+def test_the_null_of_an_equivalence_must_lie_outside_the_margin(make_claim, null, verdict, is_paired):
+    rule = {"op": "within", "threshold": (-0.05, 0.05)}
+    claim = make_claim(**rule, null={"statement": "another", "paired": is_paired})
+    judgement = judge(claim, INSIDE, null, "quick")
+    assert judgement.verdict == verdict
+    assert (judgement.contrast is not None) == is_paired
+
+
+GATE = {"statement": "the teacher is better", "op": ">", "threshold": 0.5, "on": "interval"}
+MET, UNMET = [0.9, 0.92, 0.88, 0.9, 0.91], [0.2, 0.9, 0.3, 0.8, 0.4]
+
+
+@pytest.mark.parametrize("samples", [DOWN, UP, WIDE], ids=["held", "contradicted", "inconclusive"])
+def test_where_the_premise_fails_nothing_is_said_of_the_claim(make_claim, samples):
+    judgement = judge(make_claim(gate=GATE), samples, None, "quick", UNMET)
+    assert (judgement.verdict, judgement.ok) == ("premise unmet", False)
+    assert "the teacher is better: 0.52 [" in judgement.reason
+    assert "rule: interval > 0.5" in judgement.reason
+    assert judgement.gate_measured == pytest.approx(0.52)
+
+
+def test_where_the_premise_is_met_the_claim_is_judged_as_ever(make_claim):
+    claim = make_claim(gate=GATE)
+    assert judge(claim, DOWN, None, "quick", MET).verdict == "held"
+    assert judge(claim, UP, None, "quick", MET).verdict == "contradicted"
+
+
+def test_an_unmet_premise_is_well_only_where_it_is_registered(make_claim):
+    claim = make_claim(gate=GATE, expected="premise unmet", reason="too few steps")
+    unmet = judge(claim, UP, None, "quick", UNMET)
+    assert (unmet.verdict, unmet.ok) == ("premise unmet", True)
+    assert unmet.reason.startswith("too few steps (the teacher is better")
+    assert not judge(claim, UP, None, "quick", MET).ok
+    for other in ("did not reproduce", "inconclusive"):
+        assert not judge(make_claim(gate=GATE, expected=other, reason="x"), UP, None, "quick", UNMET).ok
+
+
+def test_below_its_profile_a_claim_is_not_judged_whatever_its_premise(make_claim):
+    assert judge(make_claim(gate=GATE, profile="full"), [1.0], None, "quick", [0.0]).verdict == "not judged"
+
+
+def test_a_gate_may_be_of_another_shape_and_judge_every_value(make_claim):
+    claim = make_claim(samples="pairs", gate=GATE | {"on": "value"})
+    pairs = [(value, 0.0) for value in DOWN]
+    assert judge(claim, pairs, None, "quick", [0.6, 0.7]).verdict == "held"
+    unmet = judge(claim, pairs, None, "quick", [0.6, 0.4])
+    assert unmet.verdict == "premise unmet"
+    assert "0.4 … 0.6" in unmet.reason
+
+
+def test_a_gate_must_be_reported_exactly_when_it_is_registered(make_claim):
+    with pytest.raises(ClaimError, match="registers no gate"):
+        judge(make_claim(), DOWN, None, "quick", MET)
+    with pytest.raises(ClaimError, match=r"gate samples are missing.*the teacher is better"):
+        judge(make_claim(gate=GATE), DOWN, None, "quick")
+    with pytest.raises(ClaimError, match=r"gate\[0\] is nan"):
+        judge(make_claim(gate=GATE), DOWN, None, "quick", [math.nan] * 5)
+    with pytest.raises(ClaimError, match=r"gate has 4 of the 5 seeds"):
+        judge(make_claim(gate=GATE), DOWN, None, "quick", MET[:4])
+
+
 def test_a_registered_failure_is_well_and_its_unexpected_success_is_not(make_claim):
     claim = make_claim(expected="did not reproduce", reason="too small")
-    failed = judge(claim, [1.0, 1.1, 0.9, 1.0, 1.05], None, "quick")
+    failed = judge(claim, UP, None, "quick")
     assert (failed.verdict, failed.ok) == ("did not reproduce", True)
     assert "too small" in failed.reason
-    held = judge(claim, [-1.0, -1.1, -0.9, -1.0, -1.05], None, "quick")
+    held = judge(claim, DOWN, None, "quick")
     assert (held.verdict, held.unexpected, held.ok) == ("held", True, False)
+
+
+def test_an_interval_that_reaches_over_is_never_called_a_failure_to_reproduce(make_claim):
+    judgement = judge(make_claim(expected="did not reproduce", reason="too small"), WIDE, None, "quick")
+    assert (judgement.verdict, judgement.ok) == ("inconclusive", True)
+    assert judgement.reason == "too small (the interval reaches over the threshold)"
+    by_null = make_claim(expected="did not reproduce", reason="too small", null={"statement": "nothing"})
+    assert judge(by_null, DOWN, DOWN, "quick").verdict == "inconclusive"
+
+
+def test_what_is_structural_is_judged_by_the_same_rule(make_claim):
+    assert judge(make_claim(kind="structural"), DOWN, None, "quick").verdict == "held"
+    assert not judge(make_claim(kind="structural"), UP, None, "quick").ok
 
 
 def test_an_open_question_may_end_inconclusive_or_held_but_not_contradicted(make_claim):
