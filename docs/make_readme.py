@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from dslib.runs.files import write_atomic
-from dslib.suite import landing, notebooks, scoreboard
 from dslib.suite import board as boards
+from dslib.suite import landing, notebooks, scoreboard
 from dslib.suite.board import BoardError
 from dslib.suite.claims import load_claims
 from dslib.suite.rundir import RunDirectory
@@ -33,7 +33,9 @@ def figure(run: Path) -> str | None:
         for output in cell.get("outputs", []) if cell["id"] == cell_id else []:
             if svg := output.get("data", {}).get("image/svg+xml"):
                 return "".join(svg)
-    raise BoardError(f"{file} has no figure in its cell {cell_id!r}; name the cell that draws it in {__file__}")
+    raise BoardError(
+        f"{file} has no figure in its cell {cell_id!r}; name the cell that draws it in {__file__}"
+    )
 
 
 def newest(run: Path) -> dict | None:

@@ -133,7 +133,13 @@ def table(board: Board, notes: Mapping[str, Any], titles: Mapping[str, str]) -> 
         score = f"{boards.counts(rows).get('held', 0)} / {len(boards.judged(rows))}"
         link = f"[{name[:2]}](notebooks/{name}.ipynb)"
         # GitHub makes this anchor of the page's heading.
-        cells = (link, _question(name, note, titles), sentence, minutes, f"[{score}](docs/scoreboard.md#{name})")
+        cells = (
+            link,
+            _question(name, note, titles),
+            sentence,
+            minutes,
+            f"[{score}](docs/scoreboard.md#{name})",
+        )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if faults:
         raise BoardError("\n".join(faults))
@@ -145,7 +151,9 @@ def outcome(name: str, note: Mapping[str, Any], board: Board) -> str:
     template, supposes = note.get("outcome", ""), note.get("supposes", {})
     rows = {row["id"]: row for row in board["claims"]}
     if not template:
-        return boards.PENDING if not boards.judged(boards.of(board, name)) else "see its rows on the scoreboard"
+        return (
+            boards.PENDING if not boards.judged(boards.of(board, name)) else "see its rows on the scoreboard"
+        )
     for id in {*supposes, *(match["id"] for match in _FIELD.finditer(template))}:
         if id not in rows:
             raise BoardError(f"{NOTES}, {name}: no claim is called {id!r}{nearest(id, rows)}")
@@ -185,7 +193,10 @@ def _question(name: str, note: Mapping[str, Any], titles: Mapping[str, str]) -> 
 
 
 def _rows(rows: Iterable[Row]) -> str:
-    lines = ["| claim | source | paper | measured, 95 % interval | null | verdict |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| claim | source | paper | measured, 95 % interval | null | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
         claim = f"{row['statement']} (`{row['id']}`; {row['rule']})"
         cells = [claim, row["source"] or "–", row["paper"] or "–", _measured(row), render.null_text(row)]
@@ -209,16 +220,22 @@ def _verdict(row: Row) -> str:
     if row.get("registered") == "with data":
         said += ". Registered with the data"
     changed = row.get("changed") or []
-    return said + "".join(f". Changed {change}" for change in ([changed] if isinstance(changed, str) else changed))
+    return said + "".join(
+        f". Changed {change}" for change in ([changed] if isinstance(changed, str) else changed)
+    )
 
 
 def _value(name: str, row: Row, match: re.Match[str]) -> str:
     part, form = match["part"], match["format"] or ".3g"
     null = row["null"] or {}
     low, high = row["ci"] or (None, None)
-    value = {"null": null.get("measured"), "low": low, "high": high, "n": row["n"], "paper": row["paper"]}.get(
-        part, row["measured"]
-    )
+    value = {
+        "null": null.get("measured"),
+        "low": low,
+        "high": high,
+        "n": row["n"],
+        "paper": row["paper"],
+    }.get(part, row["measured"])
     if value is None:
         raise BoardError(f"{NOTES}, {name}: {match[0]} has no value on the board")
     if isinstance(value, str):
@@ -245,4 +262,7 @@ def _environments(board: Board) -> str:
             groups.setdefault(line, []).append(item["name"])
     if len(groups) == 1:
         return f"Run with {next(iter(groups))}\n"
-    return "".join(f"{', '.join(names)}: run with {line}\n\n" for line, names in groups.items()).rstrip("\n") + "\n"
+    return (
+        "".join(f"{', '.join(names)}: run with {line}\n\n" for line, names in groups.items()).rstrip("\n")
+        + "\n"
+    )

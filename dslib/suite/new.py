@@ -1,0 +1,144 @@
+"""``dslib new``: notebook, solutions, experiment, test and claims of a new topic, all of them or none."""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from dslib.runs.files import write_atomic
+from dslib.suite import landing, lint, new_files, new_notebook, notebooks
+from dslib.suite.claims import Claim, load_claims
+
+#: Longer topics would push lines of the new files over the width.
+LONGEST = 30
+
+
+class NewError(ValueError):
+    """A name that a new notebook cannot have, or a tree that it cannot stand in."""
+
+
+def make(name: str, directory: Path) -> list[Path]:
+    """Write the files of a new notebook called ``name`` (``NN_topic``) and return them, the notebook first.
+
+    ``directory`` is that of the notebooks, in a clone of the repository. Claims are appended to the file that
+    ``DSLIB_CLAIMS`` names, or to ``data/claims.toml`` of the clone; then the README gets a row as well. Raises
+    NewError, before anything is written, on a number or a topic that is taken or cannot be one.
+    """
+    root = directory.parent
+    there = notebooks.list_notebooks(directory)
+    number, topic = _parts(name, there)
+    stem = f"{number}_{topic}"
+    words = {"NUMBER": number, "TOPIC": topic, "STEM": stem, "TITLE": topic.replace("_", " ").capitalize()}
+    if not (root / "dslib" / "experiments").is_dir():
+        raise NewError(f"there is no dslib/experiments in {root}; call this in a clone of the repository")
+    named = os.environ.get("DSLIB_CLAIMS")
+    claims_file = Path(named) if named else root / "data" / "claims.toml"
+    before = load_claims(claims_file)
+    made = {
+        directory / f"{stem}.ipynb": _notebook(new_notebook.NOTEBOOK, words),
+        directory / "solutions" / f"{stem}.ipynb": _notebook(new_notebook.SOLUTIONS, words),
+        root / "dslib" / "experiments" / f"{topic}.py": _filled(new_files.EXPERIMENT, words),
+        root / "tests" / "experiments" / f"test_{topic}.py": _filled(new_files.TEST, words),
+    }
+    for file in made:
+        if file.exists():
+            raise NewError(f"{file} is there already; choose another topic than {topic!r}")
+    if taken := [id for id in before if id.startswith(f"{topic}.")]:
+        raise NewError(f"claim {taken[0]!r} has the topic {topic!r} already; choose another topic")
+    stubs = _filled(new_files.CLAIMS, words)
+    added = [Claim.model_validate(row) for row in tomllib.loads(stubs)["claim"]]
+    made[claims_file] = _appended(claims_file, stubs)
+    if not named and (root / landing.BOARD).is_file():
+        claims = before | {claim.id: claim for claim in added}
+        made |= _documents(root, there, claims, words)
+    _write(made)
+    return list(made)
+
+
+def next_number(files: list[Path]) -> int:
+    """The number after the largest in use."""
+    return max((int(notebooks.NAME.fullmatch(file.stem)[1]) for file in files), default=0) + 1
+
+
+def _parts(name: str, there: list[Path]) -> tuple[str, str]:
+    """The number and the topic of ``name``, checked against the notebooks that are there."""
+    free = next_number(there)
+    number, separator, topic = name.removesuffix(".ipynb").partition("_")
+    if not (separator and re.fullmatch(r"[0-9]{2}", number)):
+        wish = re.sub(r"\W+|^[0-9_]+", "_", name.removesuffix(".ipynb").lower()).strip("_") or "topic"
+        raise NewError(f"{name!r} is not like NN_topic, two digits and a topic: {free:02}_{wish} is free")
+    if not re.fullmatch(r"[a-z]+(_?[a-z0-9]+)*", topic) or keyword.iskeyword(topic) or len(topic) > LONGEST:
+        raise NewError(
+            f"topic {topic!r} cannot name a module: use lower-case letters, digits and single underscores, "
+            f"a letter first, at most {LONGEST} of them, and no keyword"
+        )
+    for file in there:
+        if int(notebooks.NAME.fullmatch(file.stem)[1]) == int(number):
+            raise NewError(f"number {number} is that of {file.stem}; {free:02}_{topic} is free")
+    for file in there:
+        if notebooks.topic(file) == topic:
+            raise NewError(f"topic {topic!r} is that of {file.stem}; choose another one")
+    return number, topic
+
+
+def _documents(
+    root: Path, there: list[Path], claims: Mapping[str, Claim], words: Mapping[str, str]
+) -> dict[Path, str]:
+    """The README and its sources with a row for the new notebook."""
+    notes = _appended(root / landing.NOTES, _filled(new_files.NOTE, words))
+    titles = {file.stem: notebooks.title(notebooks.read_notebook(file)) for file in there}
+    titles[words["STEM"]] = words["TITLE"]
+    stems = sorted(titles, key=lambda stem: (int(stem.partition("_")[0]), stem))
+    made = landing.files(root, claims, stems, notes_text=notes, titles=titles)
+    return {root / landing.NOTES: notes, **made}
+
+
+def _notebook(text: str, words: Mapping[str, str]) -> str:
+    """A notebook's JSON from cells that each follow a line ``# %% KIND ID``."""
+    from dslib.suite._nbformat import nbformat
+
+    made = []
+    for kind, id, source in re.findall(
+        r"^# %% (\S+) (\S+)\n(.*?)(?=^# %% |\Z)", text, re.DOTALL | re.MULTILINE
+    ):
+        source = _filled(source.strip("\n"), words)
+        if kind == "markdown":
+            made.append(nbformat.v4.new_markdown_cell(source, id=id))
+        else:
+            tags = {} if kind == "code" else {"tags": [kind]}
+            made.append(nbformat.v4.new_code_cell(source, id=id, metadata=tags))
+    metadata = {"kernelspec": dict(lint.KERNEL), "language_info": {"name": "python"}}
+    notebook = nbformat.v4.new_notebook(cells=made, metadata=metadata, nbformat_minor=5)
+    return nbformat.writes(notebook, version=nbformat.NO_CONVERT) + "\n"
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    return re.sub(r"\b(NUMBER|TOPIC|STEM|TITLE)\b", lambda match: words[match[0]], text)
+
+
+def _appended(file: Path, text: str) -> str:
+    before = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return (before.rstrip("\n") + "\n" + text) if before.strip() else text.lstrip("\n")
+
+
+def _write(made: Mapping[Path, str]) -> None:
+    """Write all files; if one cannot be written, put back what was there."""
+    before = {file: file.read_bytes() if file.is_file() else None for file in made}
+    written: list[Path] = []
+    try:
+        for file, content in made.items():
+            write_atomic(file, content)
+            written.append(file)
+    except OSError as error:
+        for file in written:
+            if (old := before[file]) is None:
+                file.unlink()
+            else:
+                write_atomic(file, old)
+        raise NewError(
+            f"cannot write {error.filename or 'a file'}: {error.strerror}; nothing was made"
+        ) from None
