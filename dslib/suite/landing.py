@@ -156,7 +156,8 @@ def outcome(name: str, note: Mapping[str, Any], board: Board) -> str:
         )
     for id in {*supposes, *(match["id"] for match in _FIELD.finditer(template))}:
         if id not in rows:
-            raise BoardError(f"{NOTES}, {name}: no claim is called {id!r}{nearest(id, rows)}")
+            mine = [row["id"] for row in boards.of(board, name)]
+            raise BoardError(f"{NOTES}, {name}: no claim is called {id!r}{nearest(id, mine)}")
         if id not in supposes:
             raise BoardError(f"{NOTES}, {name}: outcome speaks of {id}; supposes must give its verdict")
     if any(rows[id]["verdict"] == boards.PENDING for id in supposes):

@@ -30,7 +30,7 @@ def make(name: str, directory: Path) -> list[Path]:
     """
     root = directory.parent
     there = notebooks.list_notebooks(directory)
-    number, topic = _parts(name, there)
+    number, topic = _parts(name, there, directory)
     stem = f"{number}_{topic}"
     words = {"NUMBER": number, "TOPIC": topic, "STEM": stem, "TITLE": topic.replace("_", " ").capitalize()}
     if not (root / "dslib" / "experiments").is_dir():
@@ -38,15 +38,13 @@ def make(name: str, directory: Path) -> list[Path]:
     named = os.environ.get("DSLIB_CLAIMS")
     claims_file = Path(named) if named else root / "data" / "claims.toml"
     before = load_claims(claims_file)
+    notebook, solutions, experiment, test = _targets(directory, number, topic)
     made = {
-        directory / f"{stem}.ipynb": _notebook(new_notebook.NOTEBOOK, words),
-        directory / "solutions" / f"{stem}.ipynb": _notebook(new_notebook.SOLUTIONS, words),
-        root / "dslib" / "experiments" / f"{topic}.py": _filled(new_files.EXPERIMENT, words),
-        root / "tests" / "experiments" / f"test_{topic}.py": _filled(new_files.TEST, words),
+        notebook: _notebook(new_notebook.NOTEBOOK, words),
+        solutions: _notebook(new_notebook.SOLUTIONS, words),
+        experiment: _filled(new_files.EXPERIMENT, words),
+        test: _filled(new_files.TEST, words),
     }
-    for file in made:
-        if file.exists():
-            raise NewError(f"{file} is there already; choose another topic than {topic!r}")
     if taken := [id for id in before if id.startswith(f"{topic}.")]:
         raise NewError(f"claim {taken[0]!r} has the topic {topic!r} already; choose another topic")
     stubs = _filled(new_files.CLAIMS, words)
@@ -64,25 +62,58 @@ def next_number(files: list[Path]) -> int:
     return max((int(notebooks.NAME.fullmatch(file.stem)[1]) for file in files), default=0) + 1
 
 
-def _parts(name: str, there: list[Path]) -> tuple[str, str]:
-    """The number and the topic of ``name``, checked against the notebooks that are there."""
-    free = next_number(there)
+def _parts(name: str, there: list[Path], directory: Path) -> tuple[str, str]:
+    """The number and the topic of ``name``, checked against what is there."""
+    free = f"{next_number(there):02}"
     number, separator, topic = name.removesuffix(".ipynb").partition("_")
     if not (separator and re.fullmatch(r"[0-9]{2}", number)):
-        wish = re.sub(r"\W+|^[0-9_]+", "_", name.removesuffix(".ipynb").lower()).strip("_") or "topic"
-        raise NewError(f"{name!r} is not like NN_topic, two digits and a topic: {free:02}_{wish} is free")
+        would_do = _free_topic(name, there, directory)
+        raise NewError(f"{name!r} is not like NN_topic, two digits and a topic; {free}_{would_do} would do")
+    would_do = _free_topic(topic, there, directory)
     if not re.fullmatch(r"[a-z]+(_?[a-z0-9]+)*", topic) or keyword.iskeyword(topic) or len(topic) > LONGEST:
         raise NewError(
             f"topic {topic!r} cannot name a module: use lower-case letters, digits and single underscores, "
-            f"a letter first, at most {LONGEST} of them, and no keyword"
+            f"a letter first, at most {LONGEST} of them, and no keyword; {free}_{would_do} would do"
         )
+    if holder := _holder(topic, there, directory):
+        raise NewError(f"topic {topic!r} is that of {holder}; {free}_{would_do} would do")
     for file in there:
         if int(notebooks.NAME.fullmatch(file.stem)[1]) == int(number):
-            raise NewError(f"number {number} is that of {file.stem}; {free:02}_{topic} is free")
+            raise NewError(f"number {number} is that of {file.stem}; {free}_{topic} would do")
+    return number, topic
+
+
+def _targets(directory: Path, number: str, topic: str) -> tuple[Path, Path, Path, Path]:
+    """Notebook, solutions, experiment, test."""
+    root, name = directory.parent, f"{number}_{topic}.ipynb"
+    test = root / "tests" / "experiments" / f"test_{topic}.py"
+    return (
+        directory / name,
+        directory / "solutions" / name,
+        root / "dslib" / "experiments" / f"{topic}.py",
+        test,
+    )
+
+
+def _holder(topic: str, there: list[Path], directory: Path) -> str | None:
+    """What has this topic already."""
     for file in there:
         if notebooks.topic(file) == topic:
-            raise NewError(f"topic {topic!r} is that of {file.stem}; choose another one")
-    return number, topic
+            return file.stem
+    for file in _targets(directory, f"{next_number(there):02}", topic):
+        if file.exists():
+            return str(file.relative_to(directory.parent))
+    return None
+
+
+def _free_topic(name: str, there: list[Path], directory: Path) -> str:
+    """A topic like ``name`` that is allowed and that nothing has."""
+    letters = re.sub(r"[^a-z0-9]+", "_", name.removesuffix(".ipynb").lower())
+    letters = re.sub(r"^[0-9_]+", "", letters)[: LONGEST - 4].strip("_")
+    if not letters or keyword.iskeyword(letters):
+        letters = "my_topic"
+    candidates = (letters, *(f"{letters}_{count}" for count in range(2, 1000)))
+    return next(each for each in candidates if _holder(each, there, directory) is None)
 
 
 def _documents(

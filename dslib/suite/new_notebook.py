@@ -86,8 +86,7 @@ plt.show()
 
 # %% code say-run
 nb.say(
-    "After 200 steps gradient descent has {plain:.0e} of its way left, "
-    "momentum {fast:.0e}.",
+    "After 200 steps {plain:.0e} of the way is left, with momentum {fast:.0e}.",
     plain=runs["gradient descent"][-1],
     fast=runs["momentum"][-1],
 )
@@ -112,11 +111,19 @@ fig, ax = plt.subplots()
 samples = list(zip(*measured.values(), strict=True))
 nb.band(ax, list(measured), samples, "measured", nb.colours.muon)
 roots = [1 / math.sqrt(each) for each in measured]
-ax.plot(measured, roots, ":", color=nb.colours.reference, label="1 / √R")
+ax.plot(list(measured), roots, ":", color=nb.colours.reference, label="1 / √R")
 ax.set(xscale="log", yscale="log")
 ax.set(xlabel="condition number R", ylabel="steps with momentum / without")
 ax.legend()
 plt.show()
+
+# %% code say-ratio
+nb.say(
+    "At R = {condition:.0f} momentum needs {share:.2f} of the steps; 1 / √R is {root:.2f}.",
+    condition=condition,
+    share=sum(measured[condition]) / repetitions,
+    root=1 / math.sqrt(condition),
+)
 
 # %% code claim
 report("TOPIC.fewer_steps", measured[condition], null=ratios(1.5))
