@@ -38,20 +38,27 @@ def figure(run: Path) -> str | None:
     )
 
 
-def newest(run: Path) -> dict | None:
-    """The scoreboard of ``run``; None without one. Raises BoardError for a run of another profile."""
+def scoreboard_of(run: Path) -> dict:
+    """The scoreboard of ``run``. Raises BoardError where there is none, or one of another profile."""
     found = scoreboard.read(run)
+    if found is None:
+        raise BoardError(f"there is no scoreboard in {run}; `dslib run` makes one")
     profile = RunDirectory(run).settings.get("profile")
-    if found and profile != boards.PROFILE:
+    if profile != boards.PROFILE:
         raise BoardError(f"{run} is a run at {profile!r}; the board takes runs at {boards.PROFILE!r}")
     return found
 
 
-def main(run: Path, named: bool) -> None:
-    """Write all files, or none."""
-    found = newest(run)
-    if named and found is None:
-        raise BoardError(f"there is no run in {run}; `dslib run` makes one")
+def main(named: Path | None) -> None:
+    """Write all files, or none. A run that was not asked for by name is left out where it does not fit."""
+    run = named or ROOT / "runs" / "latest"
+    found = None
+    try:
+        found = scoreboard_of(run)
+    except BoardError as error:
+        if named:
+            raise
+        print(f"{error}; nothing new is taken")
     there = notebooks.list_notebooks(ROOT / "notebooks")
     titles = {file.stem: notebooks.title(notebooks.read_notebook(file)) for file in there}
     claims = load_claims()
@@ -67,6 +74,6 @@ def main(run: Path, named: bool) -> None:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "latest", len(sys.argv) > 1)
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     except (BoardError, FileNotFoundError) as error:
         sys.exit(f"make_readme: {error}")

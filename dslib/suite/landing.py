@@ -24,7 +24,8 @@ from dslib.suite.verdicts import row_ok
 README, BOARD, PAGE, NOTES = "README.md", "docs/scoreboard.json", "docs/scoreboard.md", "docs/notebooks.toml"
 
 _FIELD = re.compile(
-    r"\{(?P<minus>-?)(?P<id>[a-z0-9_]+(?:\.[a-z0-9_]+)+)(?:\|(?P<part>null|low|high|n|paper))?(?::(?P<format>[^{}]+))?\}"
+    r"\{(?P<minus>-?)(?P<id>[a-z0-9_]+(?:\.[a-z0-9_]+)+)"
+    r"(?:\|(?P<part>null|low|high|n|paper))?(?::(?P<format>[^{}]+))?\}"
 )
 _INTRODUCTION = """\
 # Scoreboard

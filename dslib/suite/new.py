@@ -6,7 +6,7 @@ import keyword
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dslib.runs.files import write_atomic
@@ -29,24 +29,21 @@ def make(name: str, directory: Path) -> list[Path]:
     NewError, before anything is written, on a number or a topic that is taken or cannot be one.
     """
     root = directory.parent
-    there = notebooks.list_notebooks(directory)
-    number, topic = _parts(name, there, directory)
-    stem = f"{number}_{topic}"
-    words = {"NUMBER": number, "TOPIC": topic, "STEM": stem, "TITLE": topic.replace("_", " ").capitalize()}
     if not (root / "dslib" / "experiments").is_dir():
         raise NewError(f"there is no dslib/experiments in {root}; call this in a clone of the repository")
+    there = notebooks.list_notebooks(directory)
     named = os.environ.get("DSLIB_CLAIMS")
     claims_file = Path(named) if named else root / "data" / "claims.toml"
     before = load_claims(claims_file)
-    notebook, solutions, experiment, test = _targets(directory, number, topic)
+    number, topic = _parts(name, there, _taken(directory, there, before))
+    stem = f"{number}_{topic}"
+    words = {"NUMBER": number, "TOPIC": topic, "STEM": stem, "TITLE": topic.replace("_", " ").capitalize()}
     made = {
-        notebook: _notebook(new_notebook.NOTEBOOK, words),
-        solutions: _notebook(new_notebook.SOLUTIONS, words),
-        experiment: _filled(new_files.EXPERIMENT, words),
-        test: _filled(new_files.TEST, words),
+        directory / f"{stem}.ipynb": _notebook(new_notebook.NOTEBOOK, words),
+        directory / "solutions" / f"{stem}.ipynb": _notebook(new_notebook.SOLUTIONS, words),
+        root / "dslib" / "experiments" / f"{topic}.py": _filled(new_files.EXPERIMENT, words),
+        root / "tests" / "experiments" / f"test_{topic}.py": _filled(new_files.TEST, words),
     }
-    if taken := [id for id in before if id.startswith(f"{topic}.")]:
-        raise NewError(f"claim {taken[0]!r} has the topic {topic!r} already; choose another topic")
     stubs = _filled(new_files.CLAIMS, words)
     added = [Claim.model_validate(row) for row in tomllib.loads(stubs)["claim"]]
     made[claims_file] = _appended(claims_file, stubs)
@@ -62,58 +59,52 @@ def next_number(files: list[Path]) -> int:
     return max((int(notebooks.NAME.fullmatch(file.stem)[1]) for file in files), default=0) + 1
 
 
-def _parts(name: str, there: list[Path], directory: Path) -> tuple[str, str]:
+def _parts(name: str, there: list[Path], taken: Mapping[str, str]) -> tuple[str, str]:
     """The number and the topic of ``name``, checked against what is there."""
-    free = f"{next_number(there):02}"
     number, separator, topic = name.removesuffix(".ipynb").partition("_")
-    if not (separator and re.fullmatch(r"[0-9]{2}", number)):
-        would_do = _free_topic(name, there, directory)
-        raise NewError(f"{name!r} is not like NN_topic, two digits and a topic; {free}_{would_do} would do")
-    would_do = _free_topic(topic, there, directory)
-    if not re.fullmatch(r"[a-z]+(_?[a-z0-9]+)*", topic) or keyword.iskeyword(topic) or len(topic) > LONGEST:
+    numbered = separator and re.fullmatch(r"[0-9]{2}", number)
+    free = f"{next_number(there):02}_{_free_topic(topic if numbered else name, taken)} would do"
+    if not numbered:
+        raise NewError(f"{name!r} is not like NN_topic, two digits and a topic; {free}")
+    if (
+        not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", topic)
+        or keyword.iskeyword(topic)
+        or len(topic) > LONGEST
+    ):
         raise NewError(
             f"topic {topic!r} cannot name a module: use lower-case letters, digits and single underscores, "
-            f"a letter first, at most {LONGEST} of them, and no keyword; {free}_{would_do} would do"
+            f"a letter first, at most {LONGEST} of them, and no keyword; {free}"
         )
-    if holder := _holder(topic, there, directory):
-        raise NewError(f"topic {topic!r} is that of {holder}; {free}_{would_do} would do")
+    if topic in taken:
+        raise NewError(f"topic {topic!r} is that of {taken[topic]}; {free}")
     for file in there:
         if int(notebooks.NAME.fullmatch(file.stem)[1]) == int(number):
-            raise NewError(f"number {number} is that of {file.stem}; {free}_{topic} would do")
+            raise NewError(f"number {number} is that of {file.stem}; {free}")
     return number, topic
 
 
-def _targets(directory: Path, number: str, topic: str) -> tuple[Path, Path, Path, Path]:
-    """Notebook, solutions, experiment, test."""
-    root, name = directory.parent, f"{number}_{topic}.ipynb"
-    test = root / "tests" / "experiments" / f"test_{topic}.py"
-    return (
-        directory / name,
-        directory / "solutions" / name,
-        root / "dslib" / "experiments" / f"{topic}.py",
-        test,
-    )
+def _taken(directory: Path, there: list[Path], claims: Iterable[str]) -> dict[str, str]:
+    """The topics that are in use, and by what."""
+    root = directory.parent
+    taken = {id.partition(".")[0]: f"claim {id}" for id in claims}
+    for folder, pattern, prefix in (
+        (directory / "solutions", "*.ipynb", r"\d+_"),
+        (root / "tests" / "experiments", "test_*.py", "test_"),
+        (root / "dslib" / "experiments", "*.py", ""),
+    ):
+        for file in folder.glob(pattern):
+            taken[re.sub(f"^{prefix}", "", file.stem)] = str(file.relative_to(root))
+    return taken | {notebooks.topic(file): file.stem for file in there}
 
 
-def _holder(topic: str, there: list[Path], directory: Path) -> str | None:
-    """What has this topic already."""
-    for file in there:
-        if notebooks.topic(file) == topic:
-            return file.stem
-    for file in _targets(directory, f"{next_number(there):02}", topic):
-        if file.exists():
-            return str(file.relative_to(directory.parent))
-    return None
-
-
-def _free_topic(name: str, there: list[Path], directory: Path) -> str:
+def _free_topic(name: str, taken: Mapping[str, str]) -> str:
     """A topic like ``name`` that is allowed and that nothing has."""
     letters = re.sub(r"[^a-z0-9]+", "_", name.removesuffix(".ipynb").lower())
     letters = re.sub(r"^[0-9_]+", "", letters)[: LONGEST - 4].strip("_")
     if not letters or keyword.iskeyword(letters):
         letters = "my_topic"
     candidates = (letters, *(f"{letters}_{count}" for count in range(2, 1000)))
-    return next(each for each in candidates if _holder(each, there, directory) is None)
+    return next(each for each in candidates if each not in taken)
 
 
 def _documents(

@@ -86,7 +86,7 @@ plt.show()
 
 # %% code say-run
 nb.say(
-    "After 200 steps {plain:.0e} of the way is left, with momentum {fast:.0e}.",
+    "200 steps leave {plain:.0e} of the way, with momentum {fast:.0e}.",
     plain=runs["gradient descent"][-1],
     fast=runs["momentum"][-1],
 )
