@@ -108,10 +108,11 @@ measured = {each: ratios(each) for each in sorted(set(conditions))}
 
 # %% code figure-ratio
 fig, ax = plt.subplots()
-samples = list(zip(*measured.values(), strict=True))
-nb.band(ax, list(measured), samples, "measured", nb.colours.muon)
-roots = [1 / math.sqrt(each) for each in measured]
-ax.plot(list(measured), roots, ":", color=nb.colours.reference, label="1 / √R")
+R = list(measured)
+by_start = list(zip(*measured.values(), strict=True))
+nb.band(ax, R, by_start, "measured", nb.colours.muon)
+roots = [1 / math.sqrt(each) for each in R]
+ax.plot(R, roots, ":", color=nb.colours.reference, label="1 / √R")
 ax.set(xscale="log", yscale="log")
 ax.set(xlabel="condition number R", ylabel="steps with momentum / without")
 ax.legend()
