@@ -165,6 +165,20 @@ def lint_command(
     typer.echo(f"{len(chosen)} notebook{'s' * (len(chosen) != 1)} clean")
 
 
+@app.command("new")
+def new_command(
+    name: Annotated[str, typer.Argument(metavar="NN_topic", help="A free number and a topic: 20_my_topic.")],
+    directory: Notebooks = None,
+) -> None:
+    """Make a notebook, its solutions, an experiment, a test and claims: an example to change."""
+    from dslib.suite import new, notebooks
+
+    made = new.make(name, notebooks.find_directory(directory))
+    for file in made:
+        typer.echo(f"wrote {file}")
+    typer.echo(f"next: dslib run {made[0].stem} --profile smoke")
+
+
 @app.command("lab")
 def lab_command(
     arguments: Annotated[
