@@ -28,11 +28,11 @@ from torch import Tensor
 from dslib.experiments.search_policy import FINE_TUNING, HELD_OUT, TRAINING, part_of, tune
 from dslib.experiments.search_policy import TRAINER as SEARCH_TRAINER
 from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.rl.config import RLConfig
 from dslib.rl.episodes import EpisodeTrainer, play
 from dslib.rl.rollout import SamplingConfig
 from dslib.rl.samples import Samples
 from dslib.rl.sft import SFTConfig
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs import checkpoints
 from dslib.runs.cache import cached
 from dslib.runs.workers import in_workers, one_thread
@@ -238,7 +238,7 @@ class ColdStartConfig:
     d_model: int = 64
     layers: int = 3
     sft: SFTConfig = TUNING
-    rl: TrainerConfig = TRAINER
+    rl: RLConfig = TRAINER
     rl_steps: int = 120
     doses: tuple[float, ...] = (0.0, 0.02)
     held_out: int = 400

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from dslib.evaluation import consensus_at_k
 from dslib.experiments.reasoning_tasks import ALL, Rewarded, Thinking, UnaskedEffort
 from dslib.models.decoder import DecoderConfig
+from dslib.rl.config import RLConfig
 from dslib.rl.distill import rejection_sample
 from dslib.rl.effort import EffortTask
 from dslib.rl.rewards import EffortPenalty
 from dslib.rl.rollout import SamplingConfig, sample
 from dslib.rl.sft import Examples, SFTConfig, demonstrations, sft
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs import checkpoints
 from dslib.runs.cache import cached
 from dslib.runs.measurements import write
@@ -105,7 +105,7 @@ class Reasoning:
     numbers: SFTConfig = field(
         default_factory=lambda: SFTConfig(steps=200, batch_size=64, lr=5e-3, rest_lr=2e-3)
     )
-    rl: TrainerConfig = field(default_factory=lambda: TrainerConfig("grpo", prompts=32, group=16, lr=1e-3))
+    rl: RLConfig = field(default_factory=lambda: RLConfig("grpo", prompts=32, group=16, lr=1e-3))
     rl_steps: int = 100
     effort_steps: int = 300
     effort_lr: float = 8e-4

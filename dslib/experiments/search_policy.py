@@ -12,11 +12,11 @@ from torch import Tensor
 
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.models.training import fit
+from dslib.rl.config import RLConfig
 from dslib.rl.episodes import EpisodeTrainer, play
 from dslib.rl.objectives import LossConfig
 from dslib.rl.rollout import SamplingConfig
 from dslib.rl.sft import Examples, SFTConfig, completion_loss
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs import checkpoints
 from dslib.runs.workers import one_thread
 from dslib.tasks.search_episode import SearchTask, guessers_choice
@@ -40,7 +40,7 @@ TUNING = (
     SFTConfig(steps=1200, batch_size=24, lr=6e-3, rest_lr=3e-3),
     SFTConfig(steps=1000, batch_size=24, lr=5e-3, rest_lr=2.5e-3),
 )
-TRAINER = TrainerConfig(
+TRAINER = RLConfig(
     loss=LossConfig(aggregation="token"), prompts=16, group=8, minibatches=2, micro_batch=32, lr=3e-4
 )
 
@@ -57,7 +57,7 @@ class PolicyConfig:
     noise: float = 0.06
     resumed: float = 0.3
     sft: tuple[SFTConfig, ...] = TUNING
-    rl: TrainerConfig = TRAINER
+    rl: RLConfig = TRAINER
     rl_steps: int = 120
 
     def __post_init__(self) -> None:

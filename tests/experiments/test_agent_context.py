@@ -32,7 +32,7 @@ TINY = PolicyConfig(
     worlds=SMALL,
     model=DecoderConfig(len(WORDS), d_model=32, layers=2, heads=2),
     sft=(replace(TUNING[0], steps=30, batch_size=8),),
-    rl=replace(TRAINER, prompts=2, group=4, micro_batch=8),
+    rl=replace(TRAINER, prompts=2, group_size=4, micro_batch=8),
     rl_steps=1,
 )
 CONFIG = StudyConfig(parts=2, part=4, windows=(24, 34), main=34, samples=2, trained=TINY)

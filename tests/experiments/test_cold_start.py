@@ -40,7 +40,7 @@ TINY = ColdStartConfig(
     d_model=32,
     layers=1,
     sft=SFTConfig(steps=3, batch_size=8),
-    rl=replace(study.TRAINER, prompts=2, group=4, micro_batch=8),
+    rl=replace(study.TRAINER, prompts=2, group_size=4, micro_batch=8),
     rl_steps=2,
     doses=(0.0, 0.5),
     held_out=6,

@@ -10,7 +10,7 @@ from dslib import data
 from dslib.experiments import reasoning_pipeline as study
 from dslib.experiments.reasoning_tasks import Rewarded, Thinking, UnaskedEffort, dealt_out
 from dslib.models import DecoderConfig
-from dslib.rl import EffortTask, SFTConfig, TrainerConfig, group_advantages
+from dslib.rl import EffortTask, RLConfig, SFTConfig, group_advantages
 from dslib.runs import measurements
 from dslib.tasks import PointerChasing, Task
 
@@ -23,7 +23,7 @@ TINY = study.Reasoning(
     text=FEW,
     tuning=FEW,
     numbers=FEW,
-    rl=TrainerConfig(prompts=2, group=4),
+    rl=RLConfig(prompts=2, group_size=4),
     rl_steps=2,
     effort_steps=2,
     asked=(10, 40, 100),
