@@ -170,10 +170,10 @@ class _Run:
     def check_progress(self, place: int) -> None:
         answer, results = self.transcript[place], self.transcript[place + 1 :]
         found = {message.tool_call_id: message.text for message in results}
-        deeds = {(c.function.name, _canonical(c.function.arguments), found[c.id]) for c in answer.calls}
-        deeds = deeds or {(answer.text,)}
-        self.idle = self.idle + 1 if deeds <= self.seen else 0
-        self.seen |= deeds
+        actions = {(c.function.name, _canonical(c.function.arguments), found[c.id]) for c in answer.calls}
+        actions = actions or {(answer.text,)}
+        self.idle = self.idle + 1 if actions <= self.seen else 0
+        self.seen |= actions
         if self.idle >= self.config.no_progress:
             raise NoProgress(f"{self.idle} turns in a row brought nothing that had not been seen")
 

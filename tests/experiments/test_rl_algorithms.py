@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
+import torch
 
 from dslib.experiments import rl_algorithms as study
 from dslib.experiments.bases import BaseConfig, base_model
