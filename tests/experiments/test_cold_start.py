@@ -239,7 +239,7 @@ def test_the_word_of_a_prompt_is_no_argument_and_is_answered_by_an_error():
 
 @pytest.mark.parametrize("within", ["batch", "group"])
 def test_shuffled_rewards_are_the_same_rewards_in_other_places(within):
-    task = PromptedTask(replace(WORLDS, worlds=50), prompt="tools")
+    task = PromptedTask(replace(WORLDS, worlds=100_000), prompt="tools")
     config = replace(TINY.rl, prompts=8, seed=1)
     model = TINY.model.build(0)
 
