@@ -53,10 +53,10 @@ def run(
     Raises ValueError for an empty transcript or a missing summariser, and what the model or ``clock`` raise beside
     ModelError, which ends the run. All other ends are the outcome's ``stop``.
     """
-    return _Run(model, tools, transcript, config or LoopConfig(), count, summariser, clock).to_the_end()
+    return _Loop(model, tools, transcript, config or LoopConfig(), count, summariser, clock).to_the_end()
 
 
-class _Run:
+class _Loop:
     def __init__(self, model, tools, transcript, config, count, summariser, clock) -> None:
         self.model, self.tools, self.config = model, toolbox(tools), config
         self.transcript = transcript if isinstance(transcript, Transcript) else Transcript.of(transcript)
