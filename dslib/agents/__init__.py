@@ -13,7 +13,7 @@ from dslib.agents.context import (
 from dslib.agents.loop import run
 from dslib.agents.messages import Message, ToolCall, Usage, from_openai, results_as_user, to_openai
 from dslib.agents.models import Endpoint, Model, ModelError, Scripted, SmolLM2, summarise_with
-from dslib.agents.outcome import Fewest, LoopConfig, Outcome, Stop, parallel_fewest_step
+from dslib.agents.outcome import LoopConfig, Outcome, ParallelOutcome, Stop, parallel_fewest_step
 from dslib.agents.prompts import (
     cold_start_prompt,
     interleaved_share,
@@ -40,7 +40,6 @@ __all__ = [
     "ContextOverflow",
     "DamagedTranscript",
     "Endpoint",
-    "Fewest",
     "LoopConfig",
     "Message",
     "Model",
@@ -48,6 +47,7 @@ __all__ = [
     "Note",
     "OrphanResult",
     "Outcome",
+    "ParallelOutcome",
     "Scripted",
     "SmolLM2",
     "Step",

@@ -53,10 +53,10 @@ def run(
     Raises ValueError for an empty transcript or a missing summariser, and what the model or ``clock`` raise beside
     ModelError, which ends the run. All other ends are the outcome's ``stop``.
     """
-    return _Run(model, tools, transcript, config or LoopConfig(), count, summariser, clock).to_the_end()
+    return _Loop(model, tools, transcript, config or LoopConfig(), count, summariser, clock).to_the_end()
 
 
-class _Run:
+class _Loop:
     def __init__(self, model, tools, transcript, config, count, summariser, clock) -> None:
         self.model, self.tools, self.config = model, toolbox(tools), config
         self.transcript = transcript if isinstance(transcript, Transcript) else Transcript.of(transcript)
@@ -170,10 +170,10 @@ class _Run:
     def check_progress(self, place: int) -> None:
         answer, results = self.transcript[place], self.transcript[place + 1 :]
         found = {message.tool_call_id: message.text for message in results}
-        deeds = {(c.function.name, _canonical(c.function.arguments), found[c.id]) for c in answer.calls}
-        deeds = deeds or {(answer.text,)}
-        self.idle = self.idle + 1 if deeds <= self.seen else 0
-        self.seen |= deeds
+        actions = {(c.function.name, _canonical(c.function.arguments), found[c.id]) for c in answer.calls}
+        actions = actions or {(answer.text,)}
+        self.idle = self.idle + 1 if actions <= self.seen else 0
+        self.seen |= actions
         if self.idle >= self.config.no_progress:
             raise NoProgress(f"{self.idle} turns in a row brought nothing that had not been seen")
 

@@ -15,85 +15,77 @@ from dslib.agents.transcript import Transcript
 
 
 class Stop(Exception):
-    """The run ends here; ``reason`` says why, in one word."""
+    """The run ends here; ``reason`` says why, in one word, which a subclass gives itself by keyword."""
 
     reason = "stopped"
 
+    def __init_subclass__(cls, reason: str | None = None, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if reason is not None:
+            cls.reason = reason
 
-class Finished(Stop):
+
+class Finished(Stop, reason="finished"):
     """With an answer: of a tool that ends the run, or in words."""
 
-    reason = "finished"
 
-
-class TurnsSpent(Stop):
+class TurnsSpent(Stop, reason="turns"):
     """``max_turns`` answers of the model."""
 
-    reason = "turns"
 
-
-class TokensSpent(Stop):
+class TokensSpent(Stop, reason="tokens"):
     """``max_tokens`` read and written, over all calls of the model."""
 
-    reason = "tokens"
 
-
-class TimeSpent(Stop):
+class TimeSpent(Stop, reason="time"):
     """``max_seconds`` of wall time."""
 
-    reason = "time"
 
-
-class NoProgress(Stop):
+class NoProgress(Stop, reason="no_progress"):
     """The same calls with the same results, again and again."""
 
-    reason = "no_progress"
 
-
-class OutOfWindow(Stop):
+class OutOfWindow(Stop, reason="window"):
     """The context does not fit into the window, and nothing is left to drop."""
 
-    reason = "window"
 
-
-class SummaryFailed(Stop):
+class SummaryFailed(Stop, reason="summary"):
     """The summariser failed, said nothing or too much, ``summary_attempts`` times in a row."""
 
-    reason = "summary"
 
-
-class ModelFailed(Stop):
+class ModelFailed(Stop, reason="model"):
     """The model gave no usable answer: an endpoint that is down, times out or answers nonsense."""
-
-    reason = "model"
 
 
 @dataclass(frozen=True)
 class LoopConfig:
     """What bounds a run, and how its context is managed.
 
-    ``max_turns``: answers of the model (ASearcher, arXiv:2508.07976, allows 32, or 128 for long searches);
-    ``max_tokens``: read and written by the model and the summariser, over all calls; ``max_seconds``: wall time,
-    checked between calls, for nothing here interrupts a tool. ``window``: tokens the model can read (None: no
-    limit); ``trigger``: the share of it at which ``strategy`` applies, 80 % in DeepSeek-V3.2 (arXiv:2512.02556,
-    §4.4); without a strategy the whole window is used. ``summary_attempts``: failed summaries in a row that end
-    the run. ``no_progress``: turns in a row without anything new that end it; a reset begins the count anew.
-    ``rules``: names of :data:`dslib.agents.rules.RULES`, or functions; they are counted, and with ``enforce`` the
-    model reads the complaint instead of a result.
-
     Raises ValueError for a limit below 1, a trigger outside (0, 1], a strategy without a window, and unknown names.
     """
 
+    #: Answers of the model; ASearcher (arXiv:2508.07976) allows 32, or 128 for long searches.
     max_turns: int = 32
+    #: Tokens read and written by the model and the summariser, over all calls (None: no limit).
     max_tokens: int | None = None
+    #: Wall time, checked between calls, for nothing here interrupts a tool (None: no limit).
     max_seconds: float | None = None
+    #: Tokens the model can read (None: no limit).
     window: int | None = None
+    #: The share of the window at which the strategy applies, 80 % in DeepSeek-V3.2 (arXiv:2512.02556, §4.4); without a
+    #: strategy the whole window is used.
     trigger: float = 0.8
+    #: Which thoughts the model still sees, of :data:`dslib.agents.context.REASONING_POLICIES`.
     reasoning: str = "v32"
+    #: What is done when the window is full (None: the run ends).
     strategy: Strategy | Callable | None = None
+    #: Failed summaries in a row that end the run.
     summary_attempts: int = 3
+    #: Turns in a row without anything new that end the run; a reset begins the count anew.
     no_progress: int = 3
+    #: Names of :data:`dslib.agents.rules.RULES`, or functions; complaints are counted.
     rules: tuple[str | Rule, ...] = ()
+    #: Whether the model reads a complaint instead of a result.
     enforce: bool = False
 
     def __post_init__(self) -> None:
@@ -124,19 +116,27 @@ class LoopConfig:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run. ``stop``: the exception that ended it; ``answer``: None unless it finished. ``turns``:
-    answers of the model; ``calls``: tool calls it made; tokens as reported by the endpoint, else as counted.
-    ``resets``: context events of this run; ``violations``: complaints by rule."""
+    """A finished run."""
 
+    #: The exception that ended it.
     stop: Stop
+    #: All that was said.
     transcript: Transcript
+    #: None unless it finished.
     answer: str | None = None
+    #: Answers of the model.
     turns: int = 0
+    #: Tool calls that it made.
     calls: int = 0
+    #: Read, as reported by the endpoint, else as counted.
     prompt_tokens: int = 0
+    #: Written, of the same source.
     completion_tokens: int = 0
+    #: Wall time.
     seconds: float = 0.0
+    #: Context events of this run.
     resets: int = 0
+    #: Complaints by rule.
     violations: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -151,19 +151,19 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Fewest:
-    """The chosen one of several runs, and what all of them took. ``turns``: of all, the compute that it cost."""
+class ParallelOutcome:
+    """The chosen one of several runs, and all of them."""
 
     chosen: Outcome
     outcomes: tuple[Outcome, ...]
 
     @property
     def turns(self) -> int:
-        """Answers of the model over all runs."""
+        """Answers of the model over all runs: the compute that the choice cost."""
         return sum(outcome.turns for outcome in self.outcomes)
 
 
-def parallel_fewest_step(episode: Callable[[int], Outcome], n: int, threads: int = 1) -> Fewest:
+def parallel_fewest_step(episode: Callable[[int], Outcome], n: int, threads: int = 1) -> ParallelOutcome:
     """Parallel-fewest-step (DeepSeek-V3.2, arXiv:2512.02556, §4.4): run ``episode(0)`` … ``episode(n − 1)``, each
     with a transcript of its own, and take the finished one with the fewest turns; the first of equals, and where
     none finished the first of all.
@@ -176,7 +176,7 @@ def parallel_fewest_step(episode: Callable[[int], Outcome], n: int, threads: int
     outcomes = _outcomes(episode, n, threads)
     finished = [outcome for outcome in outcomes if outcome.finished]
     chosen = min(finished, key=lambda outcome: outcome.turns) if finished else outcomes[0]
-    return Fewest(chosen, tuple(outcomes))
+    return ParallelOutcome(chosen, tuple(outcomes))
 
 
 def _outcomes(episode: Callable[[int], Outcome], n: int, threads: int) -> Sequence[Any]:

@@ -34,6 +34,7 @@ from dslib.evaluation.exact import (
 )
 from dslib.evaluation.passk import pass_at_k, pass_hat_k, plug_in_pass_at_k, rates_to_pass_at_k
 from dslib.evaluation.perplexity import perplexity, response_perplexity
+from dslib.evaluation.temperature import matched_temperature
 
 __all__ = [
     "Cells",
@@ -54,6 +55,7 @@ __all__ = [
     "grouped_kl",
     "guesser_rates",
     "majority_vote",
+    "matched_temperature",
     "normalize_answer",
     "parse_number",
     "pass_at_k",

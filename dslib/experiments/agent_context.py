@@ -113,19 +113,21 @@ class VariantTask(SearchTask):
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to play: ``window`` in tokens (None: nothing overflows), ``strategy`` of :data:`NAMED` or None,
-    ``reasoning`` as in :class:`SearchEpisode`, ``thinking`` of :data:`THINKING`, ``policy`` of :data:`POLICIES`,
-    ``temperature`` (0 is greedy) and ``sample``, the number of an independent repeat.
+    """One way to play. Raises ValueError for another strategy, thinking or policy."""
 
-    Raises ValueError for another strategy, thinking or policy.
-    """
-
+    #: Tokens that the policy can read (None: nothing overflows).
     window: int | None = None
+    #: Of :data:`NAMED`, or None.
     strategy: str | None = None
+    #: Which thoughts stay, as in :class:`SearchEpisode`.
     reasoning: str = "v32"
+    #: Of :data:`THINKING`.
     thinking: str = "on"
+    #: Of :data:`POLICIES`.
     policy: str = "rl"
+    #: Of the sampler; 0 is greedy.
     temperature: float = 1.0
+    #: The number of an independent repeat.
     sample: int = 0
 
     def __post_init__(self) -> None:
@@ -152,16 +154,21 @@ class Arm:
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """``parts`` parts of ``part`` held-out worlds; ``windows``, the ``main`` one among them; ``samples`` unmanaged
-    episodes a world in it. ``max_calls`` of an episode (None: as the policy was trained). ``trained``: how the
-    policies are to be trained here; None takes those that ship."""
+    """Sizes of the study. Raises ValueError for a main window that is not among the windows."""
 
+    #: Parts that the held-out worlds come in.
     parts: int = 5
+    #: Worlds in a part.
     part: int = 200
+    #: Windows, in tokens.
     windows: tuple[int, ...] = (96, 128, 192)
+    #: The window in which most is measured.
     main: int = 128
+    #: Episodes a world in it without a strategy.
     samples: int = 4
+    #: Calls that an episode may make (None: as the policy was trained).
     max_calls: int | None = None
+    #: How the policies are to be trained here; None takes those that ship.
     trained: PolicyConfig | None = None
 
     def __post_init__(self) -> None:

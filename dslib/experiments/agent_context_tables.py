@@ -52,7 +52,7 @@ def unpack(packed: pandas.DataFrame) -> pandas.DataFrame:
 
 
 @dataclass
-class Measured:
+class EpisodeTable:
     """Questions to a table of episodes: ``rows`` as of :func:`measure`."""
 
     rows: pandas.DataFrame

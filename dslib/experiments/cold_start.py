@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dslib.experiments.controls import ShuffledEpisodeTrainer
 from dslib.experiments.search_policy import FINE_TUNING, HELD_OUT, TRAINING, part_of, tune
 from dslib.experiments.search_policy import TRAINER as SEARCH_TRAINER
 from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.rl.config import RLConfig
 from dslib.rl.episodes import EpisodeTrainer, play
 from dslib.rl.rollout import SamplingConfig
-from dslib.rl.samples import Samples
 from dslib.rl.sft import SFTConfig
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs import checkpoints
 from dslib.runs.cache import cached
 from dslib.runs.workers import in_workers, one_thread
@@ -49,8 +49,12 @@ READINGS = ("read:", "name:", "page:", "clues:")
 #: System prompts that episodes are played under. "both" is the cold start's, and stands in no data; "novel" is as new
 #: a pair of words, without the one that asks for thoughts.
 PROMPTS = {"tools": "tools:", "both": "think: tools:", "novel": "name: tools:"}
-#: What is trained by GRPO: stage → (the prompt it is trained under, whether rewards are dealt out at random).
-RUNS = {"GRPO": ("both", False), "GRPO, shuffled rewards": ("both", True), "GRPO, tools:": ("tools", False)}
+#: What is trained by GRPO: stage → (the prompt it is trained with, whether rewards are shuffled within the batch).
+GRPO_STAGES = {
+    "GRPO": ("both", False),
+    "GRPO, shuffled rewards": ("both", True),
+    "GRPO, tools:": ("tools", False),
+}
 #: Stage → the checkpoint that ships.
 SHIPPED = {"fine-tuned": "cold_start_sft", "GRPO": "cold_start"}
 #: Names of the shipped tables.
@@ -144,7 +148,7 @@ def reading_example(
     read = episode.system + episode.history.tokens(words) + [words.open, words.entities[shown], *page]
     verdicts = words.verdicts_of(episode.history.question, page)
     end = {
-        "read:": [words.nothing] if words.other in verdicts else [words.answer, words.entities[shown]],
+        "read:": [words.no_result] if words.other in verdicts else [words.answer, words.entities[shown]],
         "name:": [words.entities[shown]],
         "page:": page,
         "clues:": [words.fact(*clue) for clue in clues],
@@ -158,7 +162,7 @@ def agent_example(
 ) -> tuple[list[int], list[bool]]:
     """(tokens, which are learnt): an episode of :func:`~dslib.tasks.search_expert.hasty_turn`, without a thought."""
     episode = PromptedEpisode(worlds, index, words, PROMPTS["tools"])
-    return _told(episode, lambda history: hasty_turn(history, words, draw, answers))
+    return _rendered(episode, lambda history: hasty_turn(history, words, draw, answers))
 
 
 def demonstration(
@@ -167,10 +171,10 @@ def demonstration(
     """(tokens, which are learnt): what the cold start asks for, under its prompt: an episode of
     :func:`~dslib.tasks.search_expert.expert_turn`, thoughts between calls."""
     episode = PromptedEpisode(worlds, index, words, PROMPTS["both"])
-    return _told(episode, lambda history: expert_turn(history, words, draw))
+    return _rendered(episode, lambda history: expert_turn(history, words, draw))
 
 
-def _told(episode: PromptedEpisode, turn: Callable[[History], list[int]]) -> tuple[list[int], list[bool]]:
+def _rendered(episode: PromptedEpisode, turn: Callable[[History], list[int]]) -> tuple[list[int], list[bool]]:
     tokens, own = list(episode.prompt), [False] * len(episode.prompt)
     while episode.outcome is None:
         written = turn(episode.history)
@@ -231,16 +235,23 @@ TRAINER = replace(SEARCH_TRAINER, micro_batch=64)
 
 @dataclass(frozen=True)
 class ColdStartConfig:
-    """Small worlds, a small policy, fine-tuning on the kinds of data, and ``rl_steps`` of GRPO. ``doses``: shares of
-    demonstrations among the data, each a policy of its own. ``held_out`` worlds are measured in."""
+    """Sizes of the study."""
 
+    #: Where the policy acts: small worlds.
     worlds: SearchWorlds = WORLDS
+    #: Width of the policy.
     d_model: int = 64
+    #: Layers of the policy.
     layers: int = 3
+    #: Fine-tuning on the kinds of data.
     sft: SFTConfig = TUNING
-    rl: TrainerConfig = TRAINER
+    #: GRPO.
+    rl: RLConfig = TRAINER
+    #: Steps of it.
     rl_steps: int = 120
+    #: Shares of demonstrations among the data, each a policy of its own.
     doses: tuple[float, ...] = (0.0, 0.02)
+    #: Worlds that are measured in.
     held_out: int = 400
 
     @property
@@ -248,16 +259,6 @@ class ColdStartConfig:
         """Of the policy."""
         words = PromptedVocabulary(self.worlds)
         return DecoderConfig(len(words), d_model=self.d_model, layers=self.layers, heads=4)
-
-
-class ShuffledRewards(EpisodeTrainer):
-    """A control: the rewards of a step are dealt out to its episodes at random."""
-
-    def collect(self) -> Samples:
-        """As in :class:`EpisodeTrainer`."""
-        samples = super().collect()
-        order = torch.randperm(samples.rewards.numel(), generator=self.generator)
-        return replace(samples, rewards=samples.rewards.flatten()[order].view_as(samples.rewards))
 
 
 @cached
@@ -270,12 +271,16 @@ def fine_tuned(config: ColdStartConfig, dose: float, seed: int) -> dict[str, Ten
 
 
 @cached
-def trained(config: ColdStartConfig, dose: float, run: str, seed: int) -> dict[str, Any]:
-    """``weights`` after GRPO, a run of :data:`RUNS` from :func:`fine_tuned`, and the ``table`` of its steps."""
-    prompt, shuffled = RUNS[run]
+def trained(config: ColdStartConfig, dose: float, stage: str, seed: int) -> dict[str, Any]:
+    """``weights`` after GRPO, a stage of :data:`GRPO_STAGES` from :func:`fine_tuned`; ``table``, a row a step."""
+    prompt, shuffled = GRPO_STAGES[stage]
     model = _loaded(config, fine_tuned(config, dose, seed))
     task = PromptedTask(part_of(config.worlds, TRAINING), prompt=prompt)
-    trainer = (ShuffledRewards if shuffled else EpisodeTrainer)(model, task, replace(config.rl, seed=seed))
+    rl = replace(config.rl, seed=seed)
+    if shuffled:
+        trainer = ShuffledEpisodeTrainer(model, task, rl, within="batch")
+    else:
+        trainer = EpisodeTrainer(model, task, rl)
     with one_thread():
         trainer.run(config.rl_steps)
     return {"weights": checkpoints.rounded(model).state_dict(), "table": trainer.table}
@@ -314,15 +319,16 @@ def measured(episodes: Sequence[SearchEpisode]) -> dict[str, float]:
 
 
 def stages_of(config: ColdStartConfig, dose: float) -> tuple[str, ...]:
-    """What is trained by GRPO from the policy of a dose; the run under the tools prompt is the first dose's."""
-    return tuple(run for run, (prompt, _) in RUNS.items() if prompt == "both" or dose == config.doses[0])
+    """What is trained by GRPO from the policy of a dose; the one with the tools prompt is the first dose's."""
+    first = dose == config.doses[0]
+    return tuple(stage for stage, (prompt, _) in GRPO_STAGES.items() if prompt == "both" or first)
 
 
 @cached
 def rows_of(config: ColdStartConfig, dose: float, seed: int) -> list[dict[str, Any]]:
-    """One policy: a row a stage (fine-tuned, sampled and greedy, then each run of :data:`RUNS`) and prompt, as
+    """One policy: a row a stage (fine-tuned, sampled and greedy, then each of :data:`GRPO_STAGES`) and prompt, as
     :func:`measured`."""
-    stages = {run: trained(config, dose, run, seed)["weights"] for run in stages_of(config, dose)}
+    stages = {stage: trained(config, dose, stage, seed)["weights"] for stage in stages_of(config, dose)}
     before, rows = fine_tuned(config, dose, seed), []
     for stage, weights in {"fine-tuned": before, "fine-tuned, greedy": before, **stages}.items():
         for prompt in PROMPTS:
@@ -334,18 +340,18 @@ def rows_of(config: ColdStartConfig, dose: float, seed: int) -> list[dict[str, A
 
 @cached
 def curves_of(config: ColdStartConfig, dose: float, seed: int) -> list[dict[str, Any]]:
-    """One policy: a row a run and step of GRPO: the share ``solved`` of its episodes and their mean ``calls``."""
+    """One policy: a row a stage and step of GRPO: the share ``solved`` of its episodes and their mean ``calls``."""
     return [
         {
             "dose": dose,
             "seed": seed,
-            "stage": run,
+            "stage": stage,
             "step": row["step"],
             "solved": row["reward"],
             "calls": row["calls"],
         }
-        for run in stages_of(config, dose)
-        for row in trained(config, dose, run, seed)["table"]
+        for stage in stages_of(config, dose)
+        for row in trained(config, dose, stage, seed)["table"]
     ]
 
 

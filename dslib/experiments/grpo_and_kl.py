@@ -8,7 +8,7 @@ the KL estimate by the ratio: here each is switched on and off, in all combinati
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -17,18 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from dslib.evaluation.exact import Distribution, answer_kl, correct_probability
-from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.experiments.bases import BaseConfig, base_model
+from dslib.models.decoder import Decoder
 from dslib.models.moe import recorded_routes
 from dslib.rl.advantages import group_advantages
+from dslib.rl.config import RLConfig
 from dslib.rl.kl import kl_estimate
-from dslib.rl.objectives import LossConfig, PolicyBatch
+from dslib.rl.objectives import PolicyBatch
 from dslib.rl.rollout import Rollout, SamplingConfig, completion_states, sample, score
-from dslib.rl.samples import Samples, attempt
-from dslib.rl.sft import SFTConfig, demonstrations, sft
+from dslib.rl.samples import Samples, sample_groups
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs.cache import cached
-from dslib.runs.workers import in_workers, one_thread
 from dslib.tasks.countdown import Countdown
 
 #: The switches, in the order of the columns of the design.
@@ -42,33 +41,37 @@ REWARD_COEFFICIENTS = (0.04, 0.1, 0.4, 1.0)
 
 
 @dataclass(frozen=True)
-class BaseConfig:
-    """A policy to start from: a mixture of experts that has seen demonstrations of the task."""
-
-    task: Countdown
-    model: DecoderConfig
-    sft: SFTConfig
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class RunConfig:
-    """One run of reinforcement learning from a base: ``steps`` steps of ``trainer``, on the first ``problems`` of the
-    task. ``trainer`` has neither loss nor switches: those are made of ``kl``, the coefficient, ``delta``, of the
-    off-policy mask, and the four booleans. ``control``: one of :data:`CONTROLS`, or empty. Raises ValueError for
-    another."""
+    """One run of reinforcement learning from a base, a mixture of experts that has seen demonstrations of its task.
 
+    Raises ValueError for a control that is none of :data:`CONTROLS`.
+    """
+
+    #: The policy to start from, which is also the reference.
     base: BaseConfig
-    trainer: TrainerConfig
+    #: How it is trained, without seed, loss and switches: those are set below.
+    trainer: RLConfig
+    #: Of the base and of the run.
+    seed: int = 0
+    #: Steps of training.
     steps: int = 30
+    #: It trains on so many of the task's first problems.
     problems: int = 128
+    #: It is measured on so many of them.
     tested: int = 128
+    #: Coefficient of the KL.
     kl: float = 0.05
+    #: δ of the off-policy mask.
     delta: float = 0.05
+    #: Replay the sampler's experts.
     keep_routing: bool = True
+    #: Replay the sets that top-p left to the sampler.
     keep_sampling_mask: bool = True
+    #: Leave out bad sequences that have become improbable.
     off_policy_mask: bool = True
+    #: Weigh the KL estimate by the ratio.
     unbiased_kl: bool = True
+    #: One of :data:`CONTROLS`, or empty.
     control: str = ""
 
     def __post_init__(self) -> None:
@@ -76,44 +79,36 @@ class RunConfig:
             raise ValueError(f"control={self.control!r} is unknown; use one of {', '.join(CONTROLS)} or ''")
 
     @property
-    def training(self) -> TrainerConfig:
+    def training(self) -> RLConfig:
         """The trainer's configuration with the switches set."""
-        loss = LossConfig(
-            aggregation="sequence",
-            kl=0.0 if self.control == "no KL" else self.kl,
-            kl_unbiased=self.unbiased_kl,
-            off_policy_delta=self.delta if self.off_policy_mask and self.control != "random mask" else None,
-        )
+        delta = self.delta if self.off_policy_mask and self.control != "random mask" else None
+        loss = {
+            "kl": 0.0 if self.control == "no KL" else self.kl,
+            "kl_unbiased": self.unbiased_kl,
+            "off_policy_delta": delta,
+        }
         kept = {"keep_routing": self.keep_routing, "keep_sampling_mask": self.keep_sampling_mask}
-        return replace(self.trainer, loss=loss, seed=self.base.seed, **kept)
+        return replace(self.trainer, loss=loss, seed=self.seed, **kept)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run measured: ``table``, a row a step; and at its end ``numbers``, the columns of :func:`row`, and
-    ``rewards`` and ``kl``, (problems, group), of samples of the final policy, the KL as the sum of k1."""
+    """What came of a :class:`RunConfig`."""
 
     config: RunConfig
+    #: A row a step.
     table: list[dict[str, float]]
+    #: What was measured at the end: the columns of :func:`row`.
     numbers: dict[str, float]
+    #: Of samples of the final policy, (problems, group_size).
     rewards: Tensor
+    #: Of the same samples to the base, the sum of k1, (problems, group_size).
     kl: Tensor
 
 
-@cached
-def base_weights(config: BaseConfig) -> dict[str, Tensor]:
-    """The weights of a base policy, trained on one thread: the same whoever is first to ask. Deterministic."""
-    model = config.model.build(config.seed)
-    with one_thread():
-        sft(model, demonstrations(config.task), replace(config.sft, seed=config.seed))
-    return model.state_dict()
-
-
-def base_policy(config: BaseConfig) -> Decoder:
-    """A base policy, trained once and kept."""
-    model = config.model.build(config.seed)
-    model.load_state_dict(base_weights(config))
-    return model.eval()
+def base_policy(config: RunConfig) -> Decoder:
+    """The policy that a run starts from, trained once and kept."""
+    return base_model(config.base, config.seed).eval()
 
 
 class RandomMaskTrainer(Trainer):
@@ -129,14 +124,15 @@ class RandomMaskTrainer(Trainer):
         return replace(batch, advantages=torch.where(left_out, 0, batch.advantages))
 
 
+@cached
 def run(config: RunConfig) -> Run:
-    """Train and measure; deterministic on one thread. The random mask leaves out the share of negative sequences
-    that the off-policy mask left out in the run without control, which is made (or read) first."""
+    """Train and measure; deterministic on one thread, and kept. The random mask leaves out the share of negative
+    sequences that the off-policy mask left out in the run without control, which is made (or read) first."""
     task = replace(config.base.task, problems=config.problems)
-    policy, reference = (base_policy(config.base) for _ in range(2))
+    policy, reference = (base_policy(config) for _ in range(2))
     trainer = RandomMaskTrainer(policy, task, config.training, reference)
     if config.control == "random mask":
-        trainer.share = cached_run(replace(config, control="")).numbers["masked_share"]
+        trainer.share = run(replace(config, control="")).numbers["masked_share"]
     negative = []
     for _ in range(config.steps):
         trainer.step()
@@ -175,39 +171,29 @@ def run(config: RunConfig) -> Run:
 def rewards_and_kl(
     policy: nn.Module, reference: nn.Module, task: Countdown, config: RunConfig
 ) -> tuple[Tensor, Tensor]:
-    """Rewards of the policy's own samples, and the sum of k1 over each: (problems, group) float32 both."""
-    generator = torch.Generator().manual_seed(7_000_003 + config.base.seed)
-    temperature, group = config.trainer.temperature, config.trainer.group
+    """Rewards of the policy's own samples, and the sum of k1 over each: (problems, group_size) float32 both."""
+    generator = torch.Generator().manual_seed(7_000_003 + config.seed)
+    temperature, indices = config.trainer.temperature, torch.arange(config.tested)
     sampling = SamplingConfig(task.max_new_tokens, temperature, end=task.end)
-    rollout, rewards = attempt(policy, task, torch.arange(config.tested), sampling, generator, group)
+    size = config.trainer.group_size
+    rollout, rewards = sample_groups(policy, task, indices, sampling, generator, size)
     k1 = kl_estimate(rollout.logp, score(reference, rollout, temperature), "k1", mask=rollout.mask)
     return rewards, k1.sum(1).view_as(rewards)
 
 
 def punished_share(rewards: Tensor, kl: Tensor, beta: float) -> float:
     """Of the correct samples in groups that hold a wrong one, the share whose advantage turns negative when β·KL is
-    taken from the reward; 0 where there are none. Both: (problems, group)."""
+    taken from the reward; 0 where there are none. Both: (problems, group_size)."""
     asked = (rewards == 1) & (rewards.mean(1, keepdim=True) < 1)
     negative = group_advantages(rewards - beta * kl, "grpo_no_std") < 0
     return (negative & asked).sum().item() / max(1, asked.sum().item())
-
-
-@cached
-def cached_run(config: RunConfig) -> Run:
-    """:func:`run`, kept."""
-    return run(config)
-
-
-def run_many(configs: Iterable[RunConfig], jobs: int = 1) -> Iterator[Run]:
-    """:func:`run` of every configuration, in worker processes of one thread each, and kept."""
-    yield from in_workers(cached_run, [(config,) for config in configs], jobs)
 
 
 def design(config: RunConfig, seeds: Iterable[int], controls: bool = True) -> list[RunConfig]:
     """Every combination of the switches on every seed, and the controls, with all other switches on."""
     found = []
     for seed in seeds:
-        base = replace(config, base=replace(config.base, seed=seed))
+        base = replace(config, seed=seed)
         for levels in product((False, True), repeat=len(FACTORS)):
             found.append(replace(base, control="", **dict(zip(FACTORS, levels, strict=True))))
         if controls:
@@ -223,7 +209,7 @@ def row(found: Run) -> dict[str, Any]:
         "kind": "run",
         "control": config.control or "none",
         **{name: int(getattr(config, name)) for name in FACTORS},
-        "seed": config.base.seed,
+        "seed": config.seed,
         "steps": config.steps,
         "lr": config.trainer.lr,
         "kl": config.kl,
@@ -278,7 +264,7 @@ class Mismatch:
 
 def sampler_of(config: RunConfig) -> nn.Module:
     """The base policy as the trainer's sampler has it, in ``config.trainer.sampler_dtype``."""
-    return Trainer(base_policy(config.base), config.base.task, config.training).sampler()
+    return Trainer(base_policy(config), config.base.task, config.training).sampler()
 
 
 def sampling_of(config: RunConfig, top_p: float | None) -> SamplingConfig:
@@ -294,12 +280,12 @@ def mismatch(
     sampling: SamplingConfig,
     task: Countdown,
     problems: int,
-    group: int,
+    group_size: int,
 ) -> Mismatch:
     """The mismatch of a policy and its sampler, mixtures of experts both, on the first ``problems`` of a task."""
     generator = torch.Generator().manual_seed(9_000_011)
     prompts = task.prompts(torch.arange(problems))
-    rollout = sample(sampler, prompts, sampling, generator, group, record_routes=True, record_kept=True)
+    rollout = sample(sampler, prompts, sampling, generator, group_size, record_routes=True, record_kept=True)
     differs = flipped_routes(policy, rollout).any(0)
     log_ratio = {}
     for routing, mask in product((False, True), repeat=2):
@@ -332,11 +318,11 @@ def mismatch_rows(config: RunConfig, seed: int, problems: int = 200) -> list[dic
     """The mismatch of the base policy of ``seed`` and its samplers, as flat rows: one for each precision of the
     sampler, with and without top-p, and each way to score. ``part``: over all tokens, or over those which no token
     with another expert set comes before, in prompt or answer, themselves included."""
-    config = replace(config, base=replace(config.base, seed=seed))
-    policy, rows = base_policy(config.base), []
+    config = replace(config, seed=seed)
+    policy, rows = base_policy(config), []
     for dtype, top_p in product(("bfloat16", "float32"), (config.trainer.top_p, None)):
         sampler = sampler_of(replace(config, trainer=replace(config.trainer, sampler_dtype=dtype)))
-        sizes = (config.base.task, problems, config.trainer.group)
+        sizes = (config.base.task, problems, config.trainer.group_size)
         found = mismatch(policy, sampler, sampling_of(config, top_p), *sizes)
         for (routing, mask), log_ratio in found.log_ratio.items():
             for part in ("all", "no flip before"):

@@ -6,7 +6,7 @@ tree whose root is the base model of that seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,37 +15,42 @@ import torch
 from torch import Tensor, nn
 
 from dslib.evaluation import consensus_at_k
+from dslib.experiments.bases import BaseConfig, base_model
+from dslib.experiments.controls import ShuffledRewards
 from dslib.experiments.reasoning_tasks import ALL, Rewarded, Thinking, UnaskedEffort
 from dslib.models.decoder import DecoderConfig
+from dslib.rl.config import RLConfig
 from dslib.rl.distill import rejection_sample
 from dslib.rl.effort import EffortTask
 from dslib.rl.rewards import EffortPenalty
 from dslib.rl.rollout import SamplingConfig, sample
 from dslib.rl.sft import Examples, SFTConfig, demonstrations, sft
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs import checkpoints
 from dslib.runs.cache import cached
 from dslib.runs.measurements import write
-from dslib.runs.workers import in_workers
 from dslib.tasks.pointer_chasing import PointerChasing
 from dslib.tasks.scripts import Reading, TwoScripts
 
 
 @dataclass(frozen=True)
 class Stage:
-    """``start``: the stage whose weights are trained on, None for fresh ones. ``kind``: ``"text"``, demonstrations
-    of all kinds; ``"half the text"``, half as many steps of them; ``"cold"``, a few readable traces;
-    ``"verified"``, what a verifier accepted of ``teacher``'s samples; ``"numbers"``, readable thoughts of every
-    length with any effort in front;
-    ``"rl"``, for the ``rewards``, ``shuffled`` within each group or not; ``"effort"``, RL at an effort, which
-    ``shuffled`` makes another than the one in the prompt."""
+    """One stage of training: where it starts, and what it learns from."""
 
+    #: The stage whose weights are trained on; None for fresh ones.
     start: str | None
+    #: ``"text"``, demonstrations of all kinds; ``"half the text"``, half as many steps of them; ``"cold"``, a few
+    #: readable traces; ``"verified"``, what a verifier accepted of a teacher; ``"numbers"``, readable thoughts of every
+    #: length with any effort in front; ``"rl"``; ``"effort"``, RL at an effort.
     kind: str
+    #: What ``"rl"`` is rewarded for.
     rewards: tuple[str, ...] = ()
+    #: The stage whose samples are verified.
     teacher: str | None = None
+    #: The null: rewards of ``"rl"`` are shuffled within each group; the prompt of ``"effort"`` shows another one than
+    #: rewards go by.
     shuffled: bool = False
+    #: Whether the model is the small one.
     small: bool = False
 
 
@@ -81,43 +86,58 @@ EFFORTS = ("effort start", "effort", "effort, shuffled")
 
 
 @dataclass(frozen=True)
-class Reasoning:
-    """Sizes of everything. ``task`` has the problems to train on; as many ``held_out`` ones behind them are for
-    evaluation. ``cold``: readable traces of the cold start, ``varied``: those of :data:`STRIDES`; ``sampled``:
-    problems that a teacher is asked, eight times each; ``evaluated``: samples a problem, and ``votes`` for cons@k.
-    ``asked``: efforts at evaluation."""
+class StudyConfig:
+    """Sizes of everything."""
 
+    #: The problems to train on; as many ``held_out`` ones behind them are for evaluation.
     task: PointerChasing = field(
         default_factory=lambda: PointerChasing(problems=20_000, symbols=6, least_hops=1, most_hops=6)
     )
+    #: The model.
     model: DecoderConfig = field(
         default_factory=lambda: DecoderConfig(d_model=64, layers=2, heads=4, rope_base=100.0)
     )
+    #: The student.
     small: DecoderConfig = field(
         default_factory=lambda: DecoderConfig(d_model=32, layers=2, heads=4, rope_base=100.0)
     )
+    #: Fine-tuning of the base models.
     text: SFTConfig = field(
         default_factory=lambda: SFTConfig(steps=4000, batch_size=64, lr=1e-2, rest_lr=4e-3)
     )
+    #: Fine-tuning on a cold start's traces, or on what was verified.
     tuning: SFTConfig = field(
         default_factory=lambda: SFTConfig(steps=100, batch_size=64, lr=2e-3, rest_lr=1e-3)
     )
+    #: Fine-tuning on thoughts of every length.
     numbers: SFTConfig = field(
         default_factory=lambda: SFTConfig(steps=200, batch_size=64, lr=5e-3, rest_lr=2e-3)
     )
-    rl: TrainerConfig = field(default_factory=lambda: TrainerConfig("grpo", prompts=32, group=16, lr=1e-3))
+    #: Every stage of RL; at an effort it takes ``effort_lr``, and advantages without the deviation.
+    rl: RLConfig = field(default_factory=lambda: RLConfig("grpo", prompts=32, group_size=16, lr=1e-3))
+    #: Steps of RL.
     rl_steps: int = 100
+    #: Steps of RL at an effort.
     effort_steps: int = 300
+    #: Learning rate of RL at an effort.
     effort_lr: float = 8e-4
+    #: The price of thoughts at each effort.
     penalty: EffortPenalty = field(
         default_factory=lambda: EffortPenalty(levels=(10, 40, 70, 100), normal_length=2.5)
     )
+    #: Efforts at evaluation.
     asked: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
+    #: Problems for evaluation.
     held_out: int = 256
+    #: Samples of each at evaluation.
     evaluated: int = 8
+    #: Samples of each for cons@k.
     votes: int = 64
+    #: Readable traces of the cold start.
     cold: int = 300
+    #: Readable thoughts of :data:`STRIDES`.
     varied: int = 4096
+    #: Problems that a teacher is asked, eight times each.
     sampled: int = 512
 
     @property
@@ -137,23 +157,31 @@ class Reasoning:
         thinking = Thinking(task.task)
         return kind(task, self.penalty, self.asked if test else None, thinking, "bar")
 
+    def base(self, small: bool, half: bool = False) -> BaseConfig:
+        """The base model, or the one that was trained for half as many steps; its vocabulary has the two ticks of an
+        effort, too."""
+        model = replace(self.small if small else self.model, vocab_size=self.effort_task().vocab_size)
+        text = replace(self.text, steps=self.text.steps // 2) if half else self.text
+        return BaseConfig(self.train_task, model, text)
+
     def build(self, small: bool, seed: int) -> nn.Module:
-        """A fresh model; its vocabulary has the two ticks of an effort, too."""
-        config = self.small if small else self.model
-        return replace(config, vocab_size=self.effort_task().vocab_size).build(seed)
+        """A fresh model."""
+        return self.base(small).model.build(seed)
 
 
 @dataclass(frozen=True)
-class Trained:
-    """``weights`` of a stage, a row a step of RL in ``table`` (empty for other kinds), and ``flops`` of its own
-    training, what a teacher spent left out."""
+class TrainedStage:
+    """What a stage ended with."""
 
+    #: Its weights.
     weights: dict[str, Tensor]
+    #: A row a step of RL; empty for other kinds.
     table: list[dict[str, float]]
+    #: Of its own training, what a teacher spent left out.
     flops: float
 
 
-def load(config: Reasoning, stage: str, seed: int) -> nn.Module:
+def load(config: StudyConfig, stage: str, seed: int) -> nn.Module:
     """The model of a stage, trained or from the cache, and everything it comes from."""
     model = config.build(STAGES[stage].small, seed)
     model.load_state_dict(trained(config, stage, seed).weights)
@@ -161,10 +189,13 @@ def load(config: Reasoning, stage: str, seed: int) -> nn.Module:
 
 
 @cached
-def trained(config: Reasoning, stage: str, seed: int) -> Trained:
+def trained(config: StudyConfig, stage: str, seed: int) -> TrainedStage:
     """Train a stage of :data:`STAGES`, in one seed; deterministic."""
     how = STAGES[stage]
-    model = config.build(how.small, seed) if how.start is None else load(config, how.start, seed)
+    if how.start is None:
+        model = base_model(config.base(how.small, how.kind == "half the text"), seed)
+    else:
+        model = load(config, how.start, seed)
     table: list[dict[str, float]] = []
     size = sum(weight.numel() for weight in model.parameters())
     if how.kind in ("rl", "effort"):
@@ -174,27 +205,26 @@ def trained(config: Reasoning, stage: str, seed: int) -> Trained:
         some = source(256, torch.Generator().manual_seed(0)) if callable(source) else source
         flops = 0.0
         if len(some):  # a teacher that gets nothing right has nothing to teach
-            sft(model, source, replace(tuning, seed=seed))
-            if how.start is None:  # what starts from it starts from what ships of it
-                checkpoints.rounded(model)
+            if how.start is not None:
+                sft(model, source, replace(tuning, seed=seed))
             tokens = some.prompts.shape[1] + some.mask.sum(1).double().mean().item()
             flops = 6 * size * tokens * tuning.batch_size * tuning.steps
-    return Trained({name: x.detach().clone() for name, x in model.state_dict().items()}, table, flops)
+    return TrainedStage({name: x.detach().clone() for name, x in model.state_dict().items()}, table, flops)
 
 
-def rl_task(config: Reasoning, stage: Stage) -> Any:
+def rl_task(config: StudyConfig, stage: Stage) -> Any:
     """What a stage of RL is rewarded by."""
     if stage.kind == "effort":
         return config.effort_task(shuffled=stage.shuffled)
-    return Rewarded(config.train_task, stage.rewards, stage.shuffled)
+    task = Rewarded(config.train_task, stage.rewards)
+    return ShuffledRewards(task, "group") if stage.shuffled else task
 
 
-def task_source(config: Reasoning, stage: Stage, seed: int) -> tuple[Any, SFTConfig]:
+def task_source(config: StudyConfig, stage: Stage, seed: int) -> tuple[Any, SFTConfig]:
     """What a supervised stage learns from, and how long."""
     task, generator = config.train_task, torch.Generator().manual_seed(6_000_011 + seed)
     if stage.kind in ("text", "half the text"):
-        share = 1 if stage.kind == "text" else 2
-        return demonstrations(task), replace(config.text, steps=config.text.steps // share)
+        return demonstrations(task), config.base(stage.small, stage.kind == "half the text").sft
     if stage.kind == "numbers":
         everything = replace(config.effort_task(), efforts=config.asked)
         chosen = torch.randint(len(everything), (config.varied,), generator=generator)
@@ -208,7 +238,7 @@ def task_source(config: Reasoning, stage: Stage, seed: int) -> tuple[Any, SFTCon
     return verified(config, stage.teacher, seed), config.tuning
 
 
-def verified(config: Reasoning, teacher: str, seed: int) -> Examples:
+def verified(config: StudyConfig, teacher: str, seed: int) -> Examples:
     """Right answers among eight samples of each of ``sampled`` problems; of a teacher that was trained on
     language, those that are readable, as R1 drops mixed languages."""
     task, generator = config.train_task, torch.Generator().manual_seed(7_000_003 + seed)
@@ -225,7 +255,7 @@ def verified(config: Reasoning, teacher: str, seed: int) -> Examples:
 
 
 def reinforce(
-    model: nn.Module, task: Any, config: Reasoning, kind: str, seed: int
+    model: nn.Module, task: Any, config: StudyConfig, kind: str, seed: int
 ) -> tuple[list[dict[str, float]], float]:
     """Train ``model`` in place by RL; a row a step — what its samples were like, before the update — and FLOPs:
     two a parameter and token for sampling, six for the update."""
@@ -239,7 +269,7 @@ def reinforce(
     for step in range(config.rl_steps if kind == "rl" else config.effort_steps):
         trainer.step()
         samples, rollout = trainer.last, trainer.last.rollout
-        indices = samples.indices.repeat_interleave(rl.group)
+        indices = samples.indices.repeat_interleave(rl.group_size)
         if kind == "effort":
             indices = task.split(indices)[0]
         readings = config.train_task.read(indices, rollout.completions, rollout.mask)
@@ -287,7 +317,7 @@ def completions_of(
 
 
 @cached
-def stage_row(config: Reasoning, stage: str, seed: int) -> dict[str, float]:
+def stage_row(config: StudyConfig, stage: str, seed: int) -> dict[str, float]:
     """One stage on held-out problems: :func:`described`; ``accuracy_unthought`` with an empty thought forced;
     ``valid_by_luck``, ``valid`` had the thoughts been written for other problems; cons@k with and without
     thought; and ``flops``. Not for the stages of :data:`EFFORTS`, whose prompts differ."""
@@ -317,7 +347,7 @@ def stage_row(config: Reasoning, stage: str, seed: int) -> dict[str, float]:
 
 
 @cached
-def effort_rows(config: Reasoning, stage: str, seed: int) -> list[dict[str, float]]:
+def effort_rows(config: StudyConfig, stage: str, seed: int) -> list[dict[str, float]]:
     """A model of :data:`EFFORTS` on held-out problems at each of ``asked``."""
     model, task, rows = load(config, stage, seed), config.effort_task(test=True), []
     for place, effort in enumerate(config.asked):
@@ -328,7 +358,7 @@ def effort_rows(config: Reasoning, stage: str, seed: int) -> list[dict[str, floa
     return rows
 
 
-def seed_tables(config: Reasoning, seed: int) -> dict[str, list[dict[str, Any]]]:
+def seed_tables(config: StudyConfig, seed: int) -> dict[str, list[dict[str, Any]]]:
     """All rows of one seed, in three flat :data:`TABLES`: a row a stage, a row a step of RL, a row an effort."""
     stages, curves, efforts = [], [], []
     for stage in STAGES:
@@ -341,14 +371,7 @@ def seed_tables(config: Reasoning, seed: int) -> dict[str, list[dict[str, Any]]]
     return dict(zip(TABLES, (stages, curves, efforts), strict=True))
 
 
-def tables(
-    config: Reasoning, seeds: Iterable[int], jobs: int = 1
-) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """:func:`seed_tables` of each seed, in worker processes of one thread."""
-    yield from in_workers(seed_tables, [(config, seed) for seed in seeds], jobs)
-
-
-def save(config: Reasoning, seed: int, tables: Mapping[str, Any], command: str) -> None:
+def save(config: StudyConfig, seed: int, tables: Mapping[str, Any], command: str) -> None:
     """Write :data:`TABLES`, as frames, and the weights of the :data:`SHIPPED` stages of a seed, in half precision, to
     the source tree, both with the command that made them."""
     for name in TABLES:
@@ -357,7 +380,7 @@ def save(config: Reasoning, seed: int, tables: Mapping[str, Any], command: str) 
     checkpoints.write("reasoning", models, command, {"seed": seed})
 
 
-def shipped(config: Reasoning) -> nn.ModuleDict:
+def shipped(config: StudyConfig) -> nn.ModuleDict:
     """The models of the :data:`SHIPPED` stages from the package, by name."""
     models = nn.ModuleDict({stage: config.build(STAGES[stage].small, 0) for stage in SHIPPED})
     checkpoints.read("reasoning", models)

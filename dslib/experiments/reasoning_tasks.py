@@ -33,12 +33,10 @@ class Rewarded:
     """``task`` with the sum of some rewards: ``"accuracy"`` of the answer, ``"format"``, 1 for the tags,
     ``"language"``, the share of the thought in the prompt's script, 0 without tags or for an empty thought,
     ``"language or nothing"``, the same with 1 for an empty thought, and ``"tagged accuracy"``, the product of the first
-    two. ``shuffled`` deals the rewards of a problem's completions out among them at random, the null of
-    learning from rewards. Raises ValueError for an unknown reward."""
+    two. Raises ValueError for an unknown reward."""
 
     task: TwoScripts
     parts: tuple[str, ...] = ALL
-    shuffled: bool = False
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - {*ALL, "language or nothing", "tagged accuracy"}
@@ -67,15 +65,7 @@ class Rewarded:
                 total += tagged * language_consistency([r.native for r in readings], bool, empty)
             else:
                 total += {"accuracy": right, "format": tagged, "tagged accuracy": right * tagged}[part]
-        return dealt_out(total, torch.as_tensor(indices), completions) if self.shuffled else total
-
-
-def dealt_out(rewards: Tensor, indices: Tensor, completions: Tensor) -> Tensor:
-    """``rewards`` (n,) in a random order within each problem; the order depends on ``completions`` alone."""
-    generator = torch.Generator().manual_seed(int(completions.sum()))
-    order = torch.randperm(len(rewards), generator=generator)
-    own, other = indices.argsort(stable=True), order[indices[order].argsort(stable=True)]
-    return torch.empty_like(rewards).index_copy(0, own, rewards[other])
+        return total
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ enumeration of the correct answers, on problems that RL trains on and on held-ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -15,19 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dslib.evaluation import Distribution, correct_probability, exact_pass_at_k, guesser_rates
+from dslib.evaluation import (
+    Distribution,
+    correct_probability,
+    exact_pass_at_k,
+    guesser_rates,
+    matched_temperature,
+)
 from dslib.experiments.bases import BaseConfig, base_model
+from dslib.experiments.controls import ShuffledRewards
 from dslib.models.decoder import Decoder
+from dslib.rl.config import RLConfig
 from dslib.rl.distill import rejection_sample, solver_examples
-from dslib.rl.objectives import ALGORITHMS
 from dslib.rl.rollout import SamplingConfig
-from dslib.rl.samples import attempt
+from dslib.rl.samples import sample_groups
 from dslib.rl.sft import Examples, SFTConfig, sft
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs import checkpoints
 from dslib.runs.cache import cached
-from dslib.runs.workers import in_workers
 from dslib.tasks.countdown import Countdown
 from dslib.tasks.verifiable import Task
 
@@ -53,93 +58,121 @@ RATES = {"half rate": 0.5, "double rate": 2.0}
 LARGE_GROUPS, FEW_SAMPLES = "few prompts, large groups", "few prompts"
 
 #: What an evaluation that does not come from RL has in the columns of RL.
-NOTHING = {"prompts": 0, "group": 0, "beta": 0.0, "temperature": 1.0, "reward": 0.0, "entropy": 0.0}
+WITHOUT_RL = {"prompts": 0, "group": 0, "beta": 0.0, "temperature": 1.0, "reward": 0.0, "entropy": 0.0}
 
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """Sizes of the study. ``steps`` of ``prompts`` × ``group`` samples, on-policy, AdamW at ``lr``, no KL, as in the
-    paper (§4.3) but smaller, on ``problems`` problems. ``early``: the step up to which a quick run trains again.
-    ``betas``: the KL sweep. ``many``: the larger group. ``distil``: fine-tuning from the base; "own answers" are the
-    right ones among ``tries`` samples a problem. Measured are RL's problems and ``held_out`` others. ``shipped``:
-    the checkpoint that holds the base of seed 0, to be read instead of trained; other seeds have none."""
+    """Sizes of the study: training on-policy with AdamW, without KL, as in the paper (§4.3) but smaller."""
 
+    #: Where every run starts.
     base: BaseConfig = field(default_factory=BaseConfig)
+    #: RL trains on so many problems, and they are measured.
     problems: int = 100
+    #: Steps of RL.
     steps: int = 80
+    #: The step up to which a quick run trains again.
     early: int = 20
+    #: Problems drawn in a step.
     prompts: int = 32
-    group: int = 8
-    many: int = 32
+    #: Samples of each.
+    group_size: int = 8
+    #: Samples of each in the arm of large groups.
+    large_group_size: int = 32
+    #: RL's learning rate.
     lr: float = 1.5e-4
+    #: Coefficients of the KL sweep.
     betas: tuple[float, ...] = (0.001, 0.03, 0.3)
+    #: Fine-tuning from the base on somebody's answers.
     distil: SFTConfig = field(default_factory=lambda: SFTConfig(steps=60, lr=2e-3, rest_lr=1e-3))
+    #: "own answers" are the right ones among so many samples a problem.
     tries: int = 16
+    #: The teacher's problems, (skip, count).
     teacher: tuple[int, int] = TEACHER
+    #: So many problems that nothing was trained on are measured.
     held_out: int = 100
+    #: The checkpoint that holds the base of seed 0, to be read instead of trained; other seeds have none.
     shipped: str | None = None
 
     @property
     def budget(self) -> int:
         """The samples of a run that draws a group a prompt, no more."""
-        return self.steps * self.prompts * self.group
+        return self.steps * self.prompts * self.group_size
 
 
 @dataclass(frozen=True)
-class RLRun:
-    """``steps`` of ``trainer`` from the base of ``seed``, evaluated after ``marks`` and at the end, and where the
-    samples drawn first reach ``budget``. ``problems``: RL trains on these in the place of the base's (skip, count).
-    ``shuffled``: each step's rewards are dealt out again at random. ``heated``: at the end, the model is also
-    evaluated at the temperature at which its tokens have the base's entropy, and so is the base."""
+class RLRunConfig:
+    """One run of RL from the base of its seed, measured at its end and in between."""
 
+    #: Sizes, and the base.
     study: StudyConfig
-    trainer: TrainerConfig
+    #: How it trains.
+    trainer: RLConfig
+    #: Of the base and of the training.
     seed: int
+    #: Steps of training.
     steps: int
+    #: Steps after which it is evaluated, besides the end.
     marks: tuple[int, ...] = ()
+    #: It is also evaluated where the samples drawn first reach this number (None: not).
     budget: int | None = None
+    #: RL trains on these problems, (skip, count), in the place of the study's.
     problems: tuple[int, int] | None = None
+    #: The rewards of each step are shuffled within the batch.
     shuffled: bool = False
-    heated: bool = False
+    #: At the end it is also evaluated at the temperature at which its tokens have the base's entropy, and so is the
+    #: base.
+    tempered: bool = False
 
 
 @dataclass(frozen=True)
-class SFTRun:
-    """Fine-tuning of the base of ``seed`` on answers from ``source``, one of :data:`SOURCES`, or nothing at all
-    for ``"base"``; ``"guesser"`` evaluates answers that are all equally likely."""
+class SFTRunConfig:
+    """Fine-tuning of the base of a seed."""
 
+    #: Sizes, and the base.
     study: StudyConfig
+    #: Whose answers, one of :data:`SOURCES`; ``"base"`` evaluates the base, ``"guesser"`` equally likely answers.
     source: str
+    #: Of the base and of the fine-tuning.
     seed: int
 
 
-Run = RLRun | SFTRun
+RunConfig = RLRunConfig | SFTRunConfig
 
 
-def rl_runs(study: StudyConfig, seed: int) -> dict[str, RLRun]:
+@dataclass(frozen=True)
+class Run:
+    """What came of a :data:`RunConfig`."""
+
+    #: A row a mark.
+    evaluations: list[dict[str, Any]]
+    #: A row a step of RL: reward, entropy and samples drawn so far.
+    curve: list[dict[str, float]]
+
+
+def rl_runs(study: StudyConfig, seed: int) -> dict[str, RLRunConfig]:
     """The runs of a seed by the name of their arm: the algorithms, and what is varied about GRPO."""
-    plain = TrainerConfig("grpo", prompts=study.prompts, group=study.group, lr=study.lr, seed=seed)
-    run = RLRun(study, plain, seed, study.steps, budget=study.budget)
+    plain = RLConfig("grpo", prompts=study.prompts, group_size=study.group_size, lr=study.lr, seed=seed)
+    run = RLRunConfig(study, plain, seed, study.steps, budget=study.budget)
     marks = tuple(range(study.early, study.steps, study.early))
     runs = {
         name: replace(run, trainer=replace(plain, algorithm=name), marks=(study.early,)) for name in NAMES
     }
-    runs["grpo"] = replace(runs["grpo"], marks=marks, heated=True)
+    runs["grpo"] = replace(runs["grpo"], marks=marks, tempered=True)
     run = replace(run, budget=None)
     runs["shuffled rewards"] = replace(run, marks=marks[1:2], shuffled=True)
     runs["teacher's problems"] = replace(run, problems=study.teacher)
     for name, factor in RATES.items():
         runs[f"grpo, {name}"] = replace(run, trainer=replace(plain, lr=factor * study.lr))
-    few = max(1, study.prompts * study.group // study.many)
-    runs[LARGE_GROUPS] = replace(run, trainer=replace(plain, group=study.many, prompts=few))
+    few = max(1, study.prompts * study.group_size // study.large_group_size)
+    runs[LARGE_GROUPS] = replace(run, trainer=replace(plain, group_size=study.large_group_size, prompts=few))
     runs[FEW_SAMPLES] = replace(run, trainer=replace(plain, prompts=few))
     for beta in study.betas:
-        loss = replace(ALGORITHMS["grpo"].loss, kl=beta)
-        runs[f"KL {beta:g}"] = replace(run, trainer=replace(plain, loss=loss))
+        runs[f"KL {beta:g}"] = replace(run, trainer=replace(plain, loss={"kl": beta}))
     return runs
 
 
-def rate_runs(study: StudyConfig, seed: int) -> dict[str, RLRun]:
+def rate_runs(study: StudyConfig, seed: int) -> dict[str, RLRunConfig]:
     """Every algorithm but GRPO, which :func:`rl_runs` has, at half and twice the learning rate: whether the common
     rate favours one."""
     runs = rl_runs(study, seed)
@@ -153,46 +186,49 @@ def rate_runs(study: StudyConfig, seed: int) -> dict[str, RLRun]:
     }
 
 
-def sft_runs(study: StudyConfig, seed: int) -> dict[str, SFTRun]:
+def sft_runs(study: StudyConfig, seed: int) -> dict[str, SFTRunConfig]:
     """The base and its guesser, and fine-tuning on every source."""
-    return {source: SFTRun(study, source, seed) for source in ("base", "guesser", *SOURCES)}
+    return {source: SFTRunConfig(study, source, seed) for source in ("base", "guesser", *SOURCES)}
 
 
-def all_runs(study: StudyConfig, seeds: Iterable[int]) -> list[tuple[str, Run]]:
+def all_runs(study: StudyConfig, seeds: Iterable[int]) -> list[tuple[str, RunConfig]]:
     """What a full run makes: (arm, run) of every seed, and of the first seed the other learning rates."""
-    found: list[tuple[str, Run]] = []
+    found: list[tuple[str, RunConfig]] = []
     for place, seed in enumerate(seeds):
         found += [*rl_runs(study, seed).items(), *sft_runs(study, seed).items()]
         found += rate_runs(study, seed).items() if place == 0 else ()
     return found
 
 
-def live_runs(study: StudyConfig, seed: int) -> dict[str, Run]:
+def live_runs(study: StudyConfig, seed: int) -> dict[str, RunConfig]:
     """What a quick run trains again: the algorithms up to ``early``, and the teacher's student."""
-    again = {"marks": (), "budget": None, "heated": False}
+    again = {"marks": (), "budget": None, "tempered": False}
     runs = {name: run for name, run in rl_runs(study, seed).items() if name in NAMES}
     short = {name: replace(run, steps=study.early, **again) for name, run in runs.items()}
-    return {"teacher": SFTRun(study, "teacher", seed), **short}
+    return {"teacher": SFTRunConfig(study, "teacher", seed), **short}
 
 
-def run_many(runs: Iterable[Run], jobs: int = 1) -> Iterator[tuple[list[dict], list[dict]]]:
-    """(evaluations, curve) of each run, in order, on one thread each in ``jobs`` processes, and cached."""
-    yield from in_workers(_result, [(run,) for run in runs], jobs)
+@cached
+def run(config: RunConfig) -> Run:
+    """Train and measure; kept. Many: :func:`dslib.runs.workers.in_workers`."""
+    if isinstance(config, RLRunConfig):
+        return Run(*trained(config))
+    return Run(tuned(config), [])
 
 
-def tables(arms: Iterable[str], results: Iterable[tuple[list[dict], list[dict]]], every: int = 5) -> Any:
-    """Two flat tables of what :func:`run_many` gave: the evaluations, and the means of ``every`` steps."""
+def tables(arms: Iterable[str], runs: Iterable[Run], every: int = 5) -> Any:
+    """Two flat tables of what :func:`run` gave: the evaluations, and the means of ``every`` steps."""
     import pandas as pd
 
     rows: list[dict] = []
     blocks: list[dict] = []
-    for arm, (evaluations, curve) in zip(arms, results, strict=True):
-        rows += [{"arm": arm, **row} for row in evaluations]
-        for start in range(0, len(curve), every):
-            part = pd.DataFrame(curve[start : start + every])
+    for arm, run in zip(arms, runs, strict=True):
+        rows += [{"arm": arm, **row} for row in run.evaluations]
+        for start in range(0, len(run.curve), every):
+            part = pd.DataFrame(run.curve[start : start + every])
             means = {"reward": part.reward.mean(), "entropy": part.entropy.mean()}
             last = {"step": int(part.step.iloc[-1]), "samples": int(part.samples.iloc[-1])}
-            blocks.append({"arm": arm, "seed": evaluations[0]["seed"], **last, **means})
+            blocks.append({"arm": arm, "seed": run.evaluations[0]["seed"], **last, **means})
     return pd.DataFrame(rows), pd.DataFrame(blocks)
 
 
@@ -204,35 +240,6 @@ def stopped_early(path: Any, pass_at_1: float, column: str) -> float:
         ([True], np.diff(best) > 0)
     )  # later rows that are no better add nothing to the way up
     return float(np.interp(pass_at_1, best[kept], path[column].to_numpy()[kept]))
-
-
-@cached
-def _result(run: Run) -> tuple[list[dict], list[dict]]:
-    return trained(run) if isinstance(run, RLRun) else (tuned(run), [])
-
-
-class ShuffledRewards:
-    """A task whose rewards are those of another, dealt out at random: as many right answers, but not which."""
-
-    def __init__(self, task: Task, seed: int) -> None:
-        self.task, self.generator = task, torch.Generator().manual_seed(seed)
-        self.vocab_size, self.end, self.max_new_tokens = task.vocab_size, task.end, task.max_new_tokens
-
-    def __len__(self) -> int:
-        return len(self.task)
-
-    def problem(self, index: int) -> Any:
-        """The same problem."""
-        return self.task.problem(index)
-
-    def prompts(self, indices: Tensor) -> Tensor:
-        """The same prompts."""
-        return self.task.prompts(indices)
-
-    def rewards(self, indices: Tensor, completions: Tensor, mask: Tensor) -> Tensor:
-        """The same rewards in a random order."""
-        rewards = self.task.rewards(indices, completions, mask)
-        return rewards[torch.randperm(len(rewards), generator=self.generator)]
 
 
 def passes(
@@ -249,14 +256,13 @@ def passes(
     return _columns({name: found.clamp(0, 1).numpy() for name, found in rates.items()})
 
 
-def trained(run: RLRun) -> tuple[list[dict], list[dict]]:
+def trained(run: RLRunConfig) -> tuple[list[dict], list[dict]]:
     """Train as ``run`` says: a row an evaluation, and a row a step of reward, entropy and samples drawn so far."""
     study, model = run.study, _base(run.study, run.seed)
     task: Task = _evaluated(study)["train"] if run.problems is None else _problems(study, run.problems)
     reference = _base(study, run.seed)
-    trainer = Trainer(
-        model, ShuffledRewards(task, run.seed) if run.shuffled else task, run.trainer, reference
-    )
+    learnt = ShuffledRewards(task, "batch", run.seed) if run.shuffled else task
+    trainer = Trainer(model, learnt, run.trainer, reference)
     rows: list[dict] = []
     for step in range(1, run.steps + 1):
         before = trainer.table[-1]["samples"] if trainer.table else 0
@@ -269,13 +275,15 @@ def trained(run: RLRun) -> tuple[list[dict], list[dict]]:
             rows += [_row(run, mark, trainer, found) for mark in sorted(at)]
     if run.budget is not None and trainer.table[-1]["samples"] < run.budget:
         raise ValueError(f"{trainer.table[-1]['samples']} samples were drawn, fewer than budget={run.budget}")
-    if run.heated:
-        rows += _heated(run, trainer, reference)
+    if run.tempered:
+        rows += _tempered_rows(run, trainer, reference)
     curve = [{key: row[key] for key in ("step", "reward", "entropy", "samples")} for row in trainer.table]
     return rows, curve
 
 
-def _row(run: RLRun, mark: str, trainer: Trainer, found: dict[str, float], temperature: float = 1.0) -> dict:
+def _row(
+    run: RLRunConfig, mark: str, trainer: Trainer, found: dict[str, float], temperature: float = 1.0
+) -> dict:
     table, config = trainer.table, run.trainer
     return {
         "mark": mark,
@@ -283,7 +291,7 @@ def _row(run: RLRun, mark: str, trainer: Trainer, found: dict[str, float], tempe
         "step": len(table),
         "samples": table[-1]["samples"],
         "prompts": config.prompts,
-        "group": config.group,
+        "group": config.group_size,
         "lr": config.lr,
         "beta": trainer.loss.kl,
         "temperature": temperature,
@@ -293,9 +301,10 @@ def _row(run: RLRun, mark: str, trainer: Trainer, found: dict[str, float], tempe
     }
 
 
-def _heated(run: RLRun, trainer: Trainer, base: nn.Module) -> list[dict]:
+def _tempered_rows(run: RLRunConfig, trainer: Trainer, base: nn.Module) -> list[dict]:
     task, study = trainer.task, run.study
-    temperature = matched_temperature(trainer.model, sampled_entropy(base, task, 1.0), task)
+    target = sampled_entropy(base, task, 1.0)
+    temperature = matched_temperature(lambda t: sampled_entropy(trainer.model, task, t), target)
     rows = []
     for mark, model in (("entropy of the base", trainer.model), ("base, as hot", base)):
         row = _row(run, mark, trainer, passes(model, study, Distribution(temperature)), temperature)
@@ -308,20 +317,11 @@ def sampled_entropy(model: nn.Module, task: Task, temperature: float, problems: 
     """Mean entropy of a token, nats, over four answers to each of the first ``problems`` problems."""
     sampling = SamplingConfig(task.max_new_tokens, temperature, end=task.end)
     indices = torch.arange(min(problems, len(task)))
-    rollout, _ = attempt(model, task, indices, sampling, torch.Generator().manual_seed(0), group=4)
+    rollout, _ = sample_groups(model, task, indices, sampling, torch.Generator().manual_seed(0), 4)
     return float(rollout.entropy.double().sum() / rollout.mask.sum())
 
 
-def matched_temperature(model: nn.Module, entropy: float, task: Task, highest: float = 8.0) -> float:
-    """The temperature at which the model's tokens have this entropy, by bisection between 1/8 and ``highest``."""
-    low, high = 1 / 8, highest
-    for _ in range(12):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if sampled_entropy(model, task, middle) < entropy else (low, middle)
-    return (low * high) ** 0.5
-
-
-def tuned(run: SFTRun) -> list[dict]:
+def tuned(run: SFTRunConfig) -> list[dict]:
     """Fine-tune the base on the source's answers: one row. ``samples`` counts the different examples."""
     study, count = run.study, 0
     if run.source == "guesser":
@@ -336,7 +336,7 @@ def tuned(run: SFTRun) -> list[dict]:
                 sft(model, examples, replace(study.distil, seed=run.seed))
         found = passes(model, study)
     ran = {"mark": "end", "seed": run.seed, "step": study.distil.steps if count else 0, "samples": count}
-    return [ran | {"lr": study.distil.lr} | NOTHING | found]
+    return [ran | {"lr": study.distil.lr} | WITHOUT_RL | found]
 
 
 def answers_of(source: str, base: nn.Module, study: StudyConfig, seed: int) -> Examples:

@@ -26,13 +26,14 @@ from dslib.evaluation.exact import (
 )
 from dslib.evaluation.passk import pass_at_k
 from dslib.evaluation.perplexity import response_perplexity
+from dslib.evaluation.temperature import matched_temperature
 from dslib.experiments.bases import BaseConfig, base_model
 from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.rl.config import RLConfig
 from dslib.rl.rollout import Rollout, SamplingConfig, sample
-from dslib.rl.samples import attempt
+from dslib.rl.samples import sample_groups
 from dslib.rl.sft import SFTConfig
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs.cache import cached
 from dslib.tasks.pointer_chasing import PointerChasing
 from dslib.tasks.reversed_addition import ReversedAddition
@@ -46,21 +47,25 @@ KS, SAMPLED_KS = (1, 4, 16, 64, 256, 1024), (1, 4, 16, 64)
 SHARP = 0.2
 
 #: Entropies are matched by temperatures up to this one.
-HOTTEST = 8.0
+HIGHEST = 8.0
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyConfig:
     """A base, the run of RL that starts from it, and when and on how many problems both are measured.
 
-    ``marks``: steps after which the policy is measured, increasing; the last is the end of the run. ``problems``: so
-    many of the training problems, and of the held-out ones. ``samples``: attempts at each where rates are sampled.
+    Raises ValueError for marks that do not rise and for numbers out of range, naming them.
     """
 
+    #: Where RL starts.
     base: BaseConfig
-    trainer: TrainerConfig
+    #: How it trains.
+    trainer: RLConfig
+    #: Steps after which the policy is measured, increasing; the last is the end of the run.
     marks: tuple[int, ...]
+    #: So many of the training problems are measured, and of the held-out ones.
     problems: int = 200
+    #: Completions of each where rates are sampled.
     samples: int = 128
 
     def __post_init__(self) -> None:
@@ -77,28 +82,28 @@ class Study:
         return replace(self.base.problems(held_out), problems=self.problems)
 
 
-def countdown() -> Study:
+def countdown() -> StudyConfig:
     """Many answers to a problem, ten thousand to choose from, and one set of weights for all problems."""
-    return Study(BaseConfig(), TrainerConfig(lr=3e-4), marks=(25, 50, 100, 200, 300))
+    return StudyConfig(BaseConfig(), RLConfig(lr=3e-4), marks=(25, 50, 100, 200, 300))
 
 
-def addition() -> Study:
+def addition() -> StudyConfig:
     """The control: one rule and one answer of ten thousand, which the base spoils digit by digit, independently."""
     task = ReversedAddition(problems=60_000, digits=3, noise=0.5)
     model = DecoderConfig(task.vocab_size, d_model=48, layers=2, heads=4)
     base = BaseConfig(task, model, SFTConfig(steps=800, batch_size=128))
-    return Study(base, TrainerConfig(lr=4e-4), marks=(25, 50, 100), problems=100)
+    return StudyConfig(base, RLConfig(lr=4e-4), marks=(25, 50, 100), problems=100)
 
 
-def pointers() -> Study:
+def pointers() -> StudyConfig:
     """A scratchpad that a machine checks; the reward looks at the answer alone."""
     task = PointerChasing(symbols=7, most_hops=6, strides=(0, 1, 1, 2, 3))
     model = DecoderConfig(task.vocab_size, d_model=64, layers=2, heads=4, rope_base=100.0)
     base = BaseConfig(task, model, SFTConfig(steps=1000, batch_size=128, lr=1e-2, rest_lr=4e-3))
-    return Study(base, TrainerConfig("grpo_no_std", lr=4e-4), marks=(20, 40, 80), problems=100)
+    return StudyConfig(base, RLConfig("grpo_no_std", lr=4e-4), marks=(20, 40, 80), problems=100)
 
 
-def trainer(study: Study, base: Decoder, seed: int) -> Trainer:
+def trainer(study: StudyConfig, base: Decoder, seed: int) -> Trainer:
     """The run of ``seed``, before its first step, on a copy of ``base``."""
     return Trainer(copy.deepcopy(base), study.base.problems(), replace(study.trainer, seed=seed))
 
@@ -118,7 +123,7 @@ def answer_probabilities(model: nn.Module, task: Any, index: int) -> np.ndarray:
         return answer_logp(model, task.prompts([index]), right, owner).exp().numpy()
 
 
-def misled_rates(model: nn.Module, task: Any) -> np.ndarray:
+def wrong_target_rates(model: nn.Module, task: Any) -> np.ndarray:
     """The same of a model that is asked the wrong question: each problem's correct answers, where the end of its prompt
     (Countdown's target, addition's second number) is that of the problem before. What is left of a rate is owed
     to what answers have in common, and not to working out this one. (problems,) float32."""
@@ -133,26 +138,23 @@ def misled_rates(model: nn.Module, task: Any) -> np.ndarray:
 
 
 def sampled(
-    model: nn.Module, task: Any, group: int, temperature: float = 1.0, limit: int = 64, seed: int = 0
+    model: nn.Module, task: Any, group_size: int, temperature: float = 1.0, limit: int = 64, seed: int = 0
 ) -> Rollout:
-    """``group`` completions of each of the first ``limit`` problems; the same random numbers for every model."""
+    """``group_size`` completions of each of the first ``limit`` problems; the same random numbers for every model."""
     sampling = SamplingConfig(task.max_new_tokens, temperature, end=task.end)
     prompts = task.prompts(range(min(limit, len(task))))
-    return sample(model, prompts, sampling, torch.Generator().manual_seed(seed), group)
+    return sample(model, prompts, sampling, torch.Generator().manual_seed(seed), group_size)
 
 
-def entropy(model: nn.Module, task: Any, temperature: float = 1.0, group: int = 8) -> float:
+def entropy(model: nn.Module, task: Any, temperature: float = 1.0, group_size: int = 8) -> float:
     """Entropy of an answer in nats, mean over 64 problems: the entropies of its tokens, added up along samples."""
-    return sampled(model, task, group, temperature).entropy.double().sum(1).mean().item()
+    return sampled(model, task, group_size, temperature).entropy.double().sum(1).mean().item()
 
 
-def matched_temperature(model: nn.Module, task: Any, target: float) -> float:
-    """The temperature, 1 to :data:`HOTTEST`, at which :func:`entropy` is ``target``; a bound where none is."""
-    low, high = 1.0, HOTTEST
-    for _ in range(10):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if entropy(model, task, middle) < target else (low, middle)
-    return (low * high) ** 0.5
+def base_entropy_temperature(model: nn.Module, base: nn.Module, task: Any) -> float:
+    """The temperature, 1 to :data:`HIGHEST`, at which the model's :func:`entropy` is the base's; else a bound."""
+    target = entropy(base, task)
+    return matched_temperature(lambda t: entropy(model, task, t), target, 1.0, HIGHEST, halvings=10)
 
 
 def median_perplexity(base: nn.Module, task: Any, rollout: Rollout) -> float:
@@ -164,24 +166,26 @@ def median_perplexity(base: nn.Module, task: Any, rollout: Rollout) -> float:
     return found.view(problems, -1).quantile(0.5, dim=1).mean().item()
 
 
-def guessed_perplexity(base: nn.Module, task: Any, group: int = 16, limit: int = 64) -> float:
+def guessed_perplexity(base: nn.Module, task: Any, group_size: int = 16, limit: int = 64) -> float:
     """PPL_base of a uniform guesser's responses, summarised as :func:`median_perplexity` does."""
     share = "random_share" if hasattr(task, "random_share") else "noise"
-    indices = torch.arange(min(limit, len(task))).repeat_interleave(group)
+    indices = torch.arange(min(limit, len(task))).repeat_interleave(group_size)
     guesser = replace(task, **{share: 1.0})
     completions, mask = guesser.demonstrations(indices, torch.Generator().manual_seed(0))
     found = response_perplexity(base, task.prompts(indices), completions, mask)
-    return found.view(-1, group).quantile(0.5, dim=1).mean().item()
+    return found.view(-1, group_size).quantile(0.5, dim=1).mean().item()
 
 
 @dataclass(frozen=True)
-class Exact:
-    """A run on a task whose answers are listed. ``rows``: one a mark and set of problems. ``rates``: (problems,) by
-    (set, policy): ``base``, ``rl`` at the end, the base ``sharp`` and ``misled``, ``matched`` to the base's entropy.
-    ``weights``: those of the base and of the end."""
+class ExactRun:
+    """A run on a task whose answers are listed."""
 
+    #: One a mark and set of problems.
     rows: list[dict[str, Any]]
+    #: (set, policy) → (problems,): ``base``, ``rl`` at the end, ``matched`` to the base's entropy, ``guesser``, and the
+    #: base ``sharp`` and asked for the ``wrong_target``.
     rates: dict[tuple[str, str], np.ndarray]
+    #: Of the ``base`` and of the end, ``rl``.
     weights: dict[str, dict[str, Tensor]]
 
 
@@ -204,7 +208,7 @@ SETS = {"training": False, "held-out": True}
 
 
 @cached
-def exact_run(study: Study, seed: int) -> Exact:
+def exact_run(study: StudyConfig, seed: int) -> ExactRun:
     """Base, RL, and the rates of both at every mark, on training and on held-out problems."""
     base = base_model(study.base, seed)
     run = trainer(study, base, seed)
@@ -220,25 +224,26 @@ def exact_run(study: Study, seed: int) -> Exact:
             found[name, policy] = now
     for name, task in tasks.items():
         about = {"step": study.marks[-1], "set": name}
-        heat = matched_temperature(run.model, task, entropy(base, task))
-        matched = found[name, "matched"] = rates(run.model, task, heat)
-        rows.append({"policy": "matched", **about, **exact_row(run.model, base, task, matched, heat)})
+        temperature = base_entropy_temperature(run.model, base, task)
+        matched = found[name, "matched"] = rates(run.model, task, temperature)
+        rows.append({"policy": "matched", **about, **exact_row(run.model, base, task, matched, temperature)})
         guesses = guesser_rates(task, range(len(task))).astype(np.float32)
         guessed = {"entropy": math.log(task.answer_space), "perplexity": guessed_perplexity(base, task)}
         rows.append({"policy": "guesser", **about, "temperature": 1.0, **pass_columns(guesses), **guessed})
         found[name, "guesser"] = guesses
-        found[name, "sharp"], found[name, "misled"] = rates(base, task, SHARP), misled_rates(base, task)
+        found[name, "sharp"] = rates(base, task, SHARP)
+        found[name, "wrong_target"] = wrong_target_rates(base, task)
     weights = {"base": base.state_dict(), "rl": run.model.state_dict()}
-    return Exact([{"seed": seed, **row} for row in rows], found, weights)
+    return ExactRun([{"seed": seed, **row} for row in rows], found, weights)
 
 
-def read_scratchpads(task: PointerChasing, rollout: Rollout, group: int) -> dict[str, np.ndarray]:
-    """What completions say, each (problems, group): ``correct``; ``length`` of the thought; ``sound``, correct and
+def read_scratchpads(task: PointerChasing, rollout: Rollout, group_size: int) -> dict[str, np.ndarray]:
+    """What completions say, each (problems, group_size): ``correct``; ``length`` of the thought; ``sound``, correct and
     after a thought, not empty, that leads to the answer; ``unsound``, correct after one that does not; ``chance``,
     correct after a thought that would be sound in the problem before: the soundness of a thought at random."""
-    indices = torch.arange(len(rollout) // group).repeat_interleave(group)
+    indices = torch.arange(len(rollout) // group_size).repeat_interleave(group_size)
     pads = task.read(indices, rollout.completions, rollout.mask)
-    others = task.read(indices.roll(group), rollout.completions, rollout.mask)
+    others = task.read(indices.roll(group_size), rollout.completions, rollout.mask)
     table = [
         (
             pad.correct,
@@ -249,7 +254,7 @@ def read_scratchpads(task: PointerChasing, rollout: Rollout, group: int) -> dict
         )
         for pad, other in zip(pads, others, strict=True)
     ]
-    columns = np.array(table, dtype=np.int64).T.reshape(5, -1, group)
+    columns = np.array(table, dtype=np.int64).T.reshape(5, -1, group_size)
     return dict(zip(("correct", "length", "sound", "unsound", "chance"), columns, strict=True))
 
 
@@ -266,35 +271,37 @@ def direct_rates(model: nn.Module, task: PointerChasing) -> np.ndarray:
 def greedy_rate(model: nn.Module, task: Any) -> float:
     """The share of the problems that the likeliest token at a time solves."""
     greedy = SamplingConfig(task.max_new_tokens, temperature=0.0, end=task.end)
-    return attempt(model, task, torch.arange(len(task)), greedy)[1].mean().item()
+    return sample_groups(model, task, torch.arange(len(task)), greedy)[1].mean().item()
 
 
-def scratchpad_row(policy: nn.Module, task: PointerChasing, group: int) -> dict[str, float]:
+def scratchpad_row(policy: nn.Module, task: PointerChasing, group_size: int) -> dict[str, float]:
     """pass@k at :data:`SAMPLED_KS` of right answers and of soundly found ones; means over right answers of how they
     were found; the greedy answer's rate; length of the thought."""
-    rollout = sampled(policy, task, group, limit=len(task))
-    read = read_scratchpads(task, rollout, group)
+    rollout = sampled(policy, task, group_size, limit=len(task))
+    read = read_scratchpads(task, rollout, group_size)
     row = {"length": float(read["length"].mean())}
     for name, key in (("correct", "pass"), ("sound", "sound")):
         counts = read[name].sum(axis=1)
-        row |= {f"{key}_{k}": float(np.mean(pass_at_k(group, counts, k))) for k in SAMPLED_KS}
+        row |= {f"{key}_{k}": float(np.mean(pass_at_k(group_size, counts, k))) for k in SAMPLED_KS}
     right = max(1, read["correct"].sum())
     row |= {f"share_{name}": float(read[name].sum() / right) for name in ("sound", "unsound", "chance")}
     return row | {"greedy": greedy_rate(policy, task), "direct": float(direct_rates(policy, task).mean())}
 
 
-def choices(model: nn.Module, task: PointerChasing, group: int = 64, seed: int = 0) -> dict[str, list[float]]:
-    """How often k of ``group`` attempts hold a right answer, how often their majority is right, and how often the
+def choices(
+    model: nn.Module, task: PointerChasing, group_size: int = 64, seed: int = 0
+) -> dict[str, list[float]]:
+    """How often k of ``group_size`` samples hold a right answer, how often their majority is right, and how often the
     likeliest of them to the model itself is: for each k of :data:`SAMPLED_KS`, means over the problems."""
-    rollout = sampled(model, task, group, limit=len(task), seed=seed)
-    indices = torch.arange(len(task)).repeat_interleave(group)
+    rollout = sampled(model, task, group_size, limit=len(task), seed=seed)
+    indices = torch.arange(len(task)).repeat_interleave(group_size)
     pads = task.read(indices, rollout.completions, rollout.mask)
-    answers = [[pad.answer for pad in pads[i : i + group]] for i in range(0, len(pads), group)]
-    right = np.array([pad.correct for pad in pads]).reshape(-1, group)
+    answers = [[pad.answer for pad in pads[i : i + group_size]] for i in range(0, len(pads), group_size)]
+    right = np.array([pad.correct for pad in pads]).reshape(-1, group_size)
     truth = [task.problem(i).answer for i in range(len(task))]
-    scores = rollout.logp.sum(1).view(-1, group)
+    scores = rollout.logp.sum(1).view(-1, group_size)
     found = {
-        "pass@k": [pass_at_k(group, right.sum(axis=1), k) for k in SAMPLED_KS],
+        "pass@k": [pass_at_k(group_size, right.sum(axis=1), k) for k in SAMPLED_KS],
         "cons@k": [consensus_at_k(answers, truth, k, resamples=200) for k in SAMPLED_KS],
         "best of k": [best_of_n(scores, right, k) for k in SAMPLED_KS],
     }
@@ -302,7 +309,7 @@ def choices(model: nn.Module, task: PointerChasing, group: int = 64, seed: int =
 
 
 @dataclass(frozen=True)
-class Scratchpads:
+class ScratchpadRun:
     """A run on pointer chasing: ``rows``, one a mark and set of problems; ``weights`` of the base and of the end."""
 
     rows: list[dict[str, Any]]
@@ -310,7 +317,7 @@ class Scratchpads:
 
 
 @cached
-def scratchpad_run(study: Study, seed: int) -> Scratchpads:
+def scratchpad_run(study: StudyConfig, seed: int) -> ScratchpadRun:
     """Base, RL, and what both write at every mark, on training and on held-out problems."""
     base = base_model(study.base, seed)
     run = trainer(study, base, seed)
@@ -320,7 +327,7 @@ def scratchpad_run(study: Study, seed: int) -> Scratchpads:
         for name, held_out in SETS.items():
             row = scratchpad_row(run.model, study.measured(held_out), study.samples)
             rows.append({"seed": seed, "step": step, "set": name, **row})
-    return Scratchpads(rows, {"base": base.state_dict(), "rl": run.model.state_dict()})
+    return ScratchpadRun(rows, {"base": base.state_dict(), "rl": run.model.state_dict()})
 
 
 def crossing(first: np.ndarray, second: np.ndarray, most: int = 2**14) -> int:

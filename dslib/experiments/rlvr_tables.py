@@ -13,40 +13,40 @@ from torch import nn
 
 from dslib.evaluation.coverage import Cells, coverage_table
 from dslib.evaluation.passk import rates_to_pass_at_k
-from dslib.experiments.rlvr_passk import SETS, Exact, Study
+from dslib.experiments.rlvr_passk import SETS, ExactRun, StudyConfig
 from dslib.models.decoder import DecoderConfig
 from dslib.rl.sft import SFTConfig
 from dslib.runs import checkpoints, measurements
 
-#: Policies whose rates are kept problem by problem.
-POLICIES = ("base", "rl", "sharp", "misled")
+#: Policies whose rates are kept problem by problem, and how their columns begin.
+POLICIES = {"base": "base", "rl": "rl", "sharp": "sharp", "wrong_target": "misled"}
 
 
-def tiny(study: Study) -> Study:
+def tiny(study: StudyConfig) -> StudyConfig:
     """The same study in a second, of a model that learns nothing: to try every path."""
     model = DecoderConfig(study.base.model.vocab_size, d_model=8, layers=1, heads=2)
     base = replace(study.base, model=model, sft=SFTConfig(steps=2, batch_size=4))
-    trainer = replace(study.trainer, prompts=2, group=4)
+    trainer = replace(study.trainer, prompts=2, group_size=4)
     return replace(study, base=base, trainer=trainer, marks=(1, 2), problems=5, samples=64)
 
 
-def run_table(runs: dict[str, list[Exact]]) -> pd.DataFrame:
+def run_table(runs: dict[str, list[ExactRun]]) -> pd.DataFrame:
     """A row a task, seed, mark and set of problems, and rows of the guesser and of RL at the base's entropy."""
     return pd.DataFrame(
         [{"task": task, **row} for task, found in runs.items() for run in found for row in run.rows]
     )
 
 
-def problem_table(runs: dict[str, list[Exact]], seeds: Sequence[int]) -> pd.DataFrame:
+def problem_table(runs: dict[str, list[ExactRun]], seeds: Sequence[int]) -> pd.DataFrame:
     """A row a task, set and problem: the guesser's rate, and of each policy and seed, ``base_0`` and so on."""
     rows: list[dict[str, Any]] = []
     for task, found in runs.items():
         for name in SETS:
             for problem, guess in enumerate(found[0].rates[name, "guesser"]):
                 row = {"task": task, "set": name, "problem": problem, "guesser": guess}
-                for policy in POLICIES:
+                for policy, column in POLICIES.items():
                     columns = zip(seeds, found, strict=True)
-                    row |= {f"{policy}_{seed}": run.rates[name, policy][problem] for seed, run in columns}
+                    row |= {f"{column}_{seed}": run.rates[name, policy][problem] for seed, run in columns}
                 rows.append(row)
     table = pd.DataFrame(rows)
     return table.astype({c: "float32" for c in table.columns if c not in ("task", "set", "problem")})
@@ -55,9 +55,10 @@ def problem_table(runs: dict[str, list[Exact]], seeds: Sequence[int]) -> pd.Data
 def rates_of(table: pd.DataFrame, task: str, name: str, policy: str) -> np.ndarray:
     """From a :func:`problem_table`: the rates of a policy, (seeds, problems), the guesser's once for every seed."""
     part = table[(table.task == task) & (table.set == name)]
-    columns = [c for c in table.columns if c.startswith(f"{policy}_")]
     if policy == "guesser":
         columns = ["guesser"] * sum(c.startswith("base_") for c in table.columns)
+    else:
+        columns = [c for c in table.columns if c.startswith(f"{POLICIES[policy]}_")]
     return part[columns].to_numpy().T.astype(np.float64)
 
 

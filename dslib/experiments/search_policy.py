@@ -12,11 +12,10 @@ from torch import Tensor
 
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.models.training import fit
+from dslib.rl.config import RLConfig
 from dslib.rl.episodes import EpisodeTrainer, play
-from dslib.rl.objectives import LossConfig
 from dslib.rl.rollout import SamplingConfig
 from dslib.rl.sft import Examples, SFTConfig, completion_loss
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs import checkpoints
 from dslib.runs.workers import one_thread
 from dslib.tasks.search_episode import SearchTask, guessers_choice
@@ -40,24 +39,33 @@ TUNING = (
     SFTConfig(steps=1200, batch_size=24, lr=6e-3, rest_lr=3e-3),
     SFTConfig(steps=1000, batch_size=24, lr=5e-3, rest_lr=2.5e-3),
 )
-TRAINER = TrainerConfig(
-    loss=LossConfig(aggregation="token"), prompts=16, group=8, minibatches=2, micro_batch=32, lr=3e-4
+TRAINER = RLConfig(
+    loss={"aggregation": "token"}, prompts=16, group_size=8, minibatches=2, micro_batch=32, lr=3e-4
 )
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """A policy of ``worlds``. ``window``: what it is trained in, without context management (None: nothing
-    overflows). ``noise`` and ``resumed``: of the :class:`~dslib.tasks.search_expert.Demonstrations`. ``rl_steps``
-    steps of GRPO follow the fine-tuning."""
+    """A policy of the search world: fine-tuned, then trained by GRPO.
 
+    Raises ValueError for a model whose vocabulary is not that of the worlds.
+    """
+
+    #: Where it acts.
     worlds: SearchWorlds = WORLDS
+    #: The decoder.
     model: DecoderConfig = MODEL
+    #: Tokens of the window that it is trained in, without context management (None: nothing overflows).
     window: int | None = None
+    #: Share of the expert's calls that are random, :class:`~dslib.tasks.search_expert.Demonstrations`.
     noise: float = 0.06
+    #: Share of the demonstrations that go on from a managed context, of the same.
     resumed: float = 0.3
+    #: Rounds of fine-tuning, each with a schedule of its own.
     sft: tuple[SFTConfig, ...] = TUNING
-    rl: TrainerConfig = TRAINER
+    #: GRPO.
+    rl: RLConfig = TRAINER
+    #: Steps of it.
     rl_steps: int = 120
 
     def __post_init__(self) -> None:
@@ -181,7 +189,7 @@ def evaluate(
     slots: int = 128,
 ) -> list[dict[str, Any]]:
     """An episode in each world of ``indices``: ``world``, ``outcome``, ``solved`` and :data:`COUNTS`, of which
-    ``written``, ``read`` and ``reused`` are tokens as in :class:`~dslib.rl.episodes.Played`, and ``guess`` is
+    ``written``, ``read`` and ``reused`` are tokens as in :class:`~dslib.rl.episodes.PlayedEpisodes`, and ``guess`` is
     :func:`~dslib.tasks.search_episode.guessers_choice`.
 
     The random numbers depend on ``seed``, the world, ``sample`` and the place of a token alone: strategies are

@@ -1,14 +1,14 @@
 """Reinforcement learning with verifiable rewards."""
 
 from dslib.rl.advantages import gae, group_advantages, token_rewards, whiten
+from dslib.rl.algorithms import ALGORITHMS, Algorithm
+from dslib.rl.config import RLConfig
 from dslib.rl.distill import distillation_kl, distillation_loss, rejection_sample, solver_examples
 from dslib.rl.effort import EffortTask, subgroup_advantages
-from dslib.rl.episodes import Episode, EpisodeTask, EpisodeTrainer, Played, play
+from dslib.rl.episodes import Episode, EpisodeTask, EpisodeTrainer, PlayedEpisodes, play
 from dslib.rl.kl import kl_estimate
 from dslib.rl.masks import informative_groups, off_policy_sequence_mask
 from dslib.rl.objectives import (
-    ALGORITHMS,
-    Algorithm,
     LossConfig,
     PolicyBatch,
     PolicyLoss,
@@ -30,10 +30,10 @@ from dslib.rl.rewards import (
 )
 from dslib.rl.rollout import Rollout, SamplingConfig, sample, score
 from dslib.rl.rollout_store import load_rollout, save_rollout
+from dslib.rl.samples import Samples, sample_groups
 from dslib.rl.selective import chunked_log_probs, chunked_policy_loss, selective_log_softmax
 from dslib.rl.sft import Examples, SFTConfig, demonstrations, sft
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 
 __all__ = [
     "ALGORITHMS",
@@ -45,15 +45,16 @@ __all__ = [
     "EpisodeTrainer",
     "Examples",
     "LossConfig",
-    "Played",
+    "PlayedEpisodes",
     "PolicyBatch",
     "PolicyLoss",
+    "RLConfig",
     "Rollout",
     "Rubric",
     "SFTConfig",
+    "Samples",
     "SamplingConfig",
     "Trainer",
-    "TrainerConfig",
     "chunked_log_probs",
     "chunked_policy_loss",
     "demonstrations",
@@ -78,6 +79,7 @@ __all__ = [
     "rejection_sample",
     "rubric_reward",
     "sample",
+    "sample_groups",
     "save_rollout",
     "score",
     "selective_log_softmax",

@@ -31,7 +31,7 @@ def group_advantages(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Tensor:
-    """One advantage a sample, from the rewards of all samples: (prompts, group) → (prompts, group).
+    """One advantage a sample, from the rewards of all samples: (prompts, group_size) → the same shape.
 
     | kind | advantage | statistics of | source |
     |---|---|---|---|
@@ -191,7 +191,7 @@ def _warn_of_missing(present: Tensor) -> None:
 
 def _check_rewards(rewards: Tensor, kind: str, scope: str | None, ddof: int, eps: float) -> None:
     if rewards.ndim != 2:
-        raise ValueError(f"rewards has shape {tuple(rewards.shape)}; give (prompts, group)")
+        raise ValueError(f"rewards has shape {tuple(rewards.shape)}; give (prompts, group_size)")
     if kind not in ADVANTAGE_KINDS:
         raise ValueError(f"kind={kind!r} is unknown; use one of {', '.join(map(repr, ADVANTAGE_KINDS))}")
     if scope is not None and (scope not in SCOPES or kind == "remax"):

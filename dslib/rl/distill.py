@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dslib.rl.rollout import Rollout, SamplingConfig, completion_states
-from dslib.rl.samples import attempt
+from dslib.rl.samples import sample_groups
 from dslib.rl.sft import Examples
 from dslib.tasks.verifiable import Task
 
@@ -23,7 +23,7 @@ Keep = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedExamples:
     """``examples`` that a task's verifier accepted and the problem of each, ``indices`` (n,) int64; ``tried`` counts
     the completions that were checked and ``problems`` those that were asked."""
 
@@ -54,7 +54,7 @@ def rejection_sample(
     per_problem: int | None = None,
     keep: Keep | None = None,
     batch: int = 64,
-) -> Verified:
+) -> VerifiedExamples:
     """``samples`` completions of each problem, of which those with a reward of at least ``threshold`` are kept.
 
     Of equal completions of a problem one is kept, and of the rest the first ``per_problem`` (None: all). ``keep``
@@ -72,7 +72,7 @@ def rejection_sample(
         sampling = SamplingConfig(task.max_new_tokens, end=task.end)
     completions, masks, rewards = [], [], []
     for some in indices.split(batch):
-        rollout, earned = attempt(model, task, some, sampling, generator, samples)
+        rollout, earned = sample_groups(model, task, some, sampling, generator, samples)
         completions.append(rollout.completions.cpu())
         masks.append(rollout.mask.cpu())
         rewards.append(earned.flatten())
@@ -93,7 +93,7 @@ def solver_examples(
     indices: Tensor | Sequence[int],
     solve: Callable[[int], Tensor | Sequence[int]],
     threshold: float = 1.0,
-) -> Verified:
+) -> VerifiedExamples:
     """One solution of each problem by a teacher that is a program: ``solve(index)`` → tokens, the end included
     where the task has one; what the task's verifier does not accept is left out.
 
@@ -124,7 +124,7 @@ def _accepted(
     threshold: float,
     per_problem: int | None = None,
     keep: Keep | None = None,
-) -> Verified:
+) -> VerifiedExamples:
     good = rewards >= threshold  # NaN is not
     if keep is not None:
         good = good & keep(indices, completions, mask)
@@ -139,7 +139,7 @@ def _accepted(
             rows.append(row)
     chosen = torch.tensor(rows, dtype=torch.long)
     examples = Examples(task.prompts(indices[chosen]), completions[chosen], mask[chosen])
-    return Verified(examples, indices[chosen], len(indices), len(indices.unique()))
+    return VerifiedExamples(examples, indices[chosen], len(indices), len(indices.unique()))
 
 
 def distillation_kl(
@@ -173,17 +173,17 @@ def distillation_kl(
     kind = torch.promote_types(student_logits.dtype, torch.float32)
     log_q = student_logits.to(kind).log_softmax(-1)
     log_p = teacher_logits.detach().to(kind).log_softmax(-1)
-    over, under = (log_q, log_p) if direction == "reverse" else (log_p, log_q)
+    log_from, log_to = (log_q, log_p) if direction == "reverse" else (log_p, log_q)
     if top_k is None or top_k == vocabulary:
-        return (over.exp() * (over - under)).sum(-1)
-    best = over.detach().topk(top_k, dim=-1).indices
-    over_k, under_k = over.gather(-1, best), under.gather(-1, best)
-    kl = (over_k.exp() * (over_k - under_k)).sum(-1)
+        return (log_from.exp() * (log_from - log_to)).sum(-1)
+    best = log_from.detach().topk(top_k, dim=-1).indices
+    from_k, to_k = log_from.gather(-1, best), log_to.gather(-1, best)
+    kl = (from_k.exp() * (from_k - to_k)).sum(-1)
     if tail:
         # The others' sum itself: 1 − Σ of the best has no digits left where the others are few.
         outside = torch.zeros_like(log_q, dtype=torch.bool).scatter(-1, best, True)
-        rest_over, rest_under = (x.masked_fill(outside, float("-inf")).logsumexp(-1) for x in (over, under))
-        kl = kl + rest_over.exp() * (rest_over - rest_under)
+        rest_from, rest_to = (x.masked_fill(outside, float("-inf")).logsumexp(-1) for x in (log_from, log_to))
+        kl = kl + rest_from.exp() * (rest_from - rest_to)
     return kl
 
 

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dslib.rl.advantages import group_advantages
+from dslib.rl.config import RLConfig
 from dslib.rl.objectives import PolicyBatch
 from dslib.rl.ragged import RaggedCache
 from dslib.rl.rollout import Rollout, SamplingConfig, draw, score
 from dslib.rl.samples import Samples
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 
 
 class Episode(Protocol):
@@ -65,7 +64,7 @@ class EpisodeTask(Protocol):
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedEpisodes:
     """Episodes that were played to their end, in the order in which they were given.
 
     ``rollout``: a row a segment, with ``prompt_length`` 1: the mask is True for what the policy wrote. None where
@@ -180,7 +179,7 @@ def play(
     sampling: SamplingConfig | None = None,
     slots: int = 128,
     record: bool = True,
-) -> Played:
+) -> PlayedEpisodes:
     """Play episodes to their end, ``slots`` at a time: where one is over, the next takes its place in the batch.
 
     ``streams``: for each episode whole numbers that seed its random numbers, one a token; its tokens then depend on
@@ -236,10 +235,10 @@ def play(
         name: torch.tensor([getattr(r, name) for r in everything]) for name in ("written", "read", "reused")
     }
     if not record:
-        return Played(waiting, **counts)
+        return PlayedEpisodes(waiting, **counts)
     segments = [segment for row in everything for segment in row.segments if segment.places]
     owner = torch.tensor([segment.owner for segment in segments])
-    return Played(waiting, **counts, rollout=_rollout(segments, device), owner=owner)
+    return PlayedEpisodes(waiting, **counts, rollout=_rollout(segments, device), owner=owner)
 
 
 def _choices(
@@ -273,7 +272,7 @@ def _rollout(segments: Sequence[_Segment], device: torch.device) -> Rollout:
 
 
 class EpisodeTrainer(Trainer):
-    """:class:`dslib.rl.Trainer` on episodes: a step plays ``config.group`` episodes in each of ``config.prompts``
+    """:class:`dslib.rl.Trainer` on episodes: a step plays ``config.group_size`` episodes in each of ``config.prompts``
     worlds, and compares those of one world. Its reward is the episode's, for every token that the policy wrote in it.
 
     ``slots``: how many are played at once. The table also has ``calls``, their mean, and the share of each outcome.
@@ -285,7 +284,7 @@ class EpisodeTrainer(Trainer):
         self,
         model: nn.Module,
         task: EpisodeTask,
-        config: TrainerConfig,
+        config: RLConfig,
         reference: nn.Module | None = None,
         optimizers: Callable[[nn.Module], Sequence[torch.optim.Optimizer]] | None = None,
         slots: int = 128,
@@ -300,19 +299,19 @@ class EpisodeTrainer(Trainer):
             raise ValueError("the task forbids tokens to the policy; train on episodes that do not")
         super().__init__(model, task, config, reference, optimizers)
         self.slots = slots
-        self.played: Played | None = None
+        self.played: PlayedEpisodes | None = None
 
     def collect(self) -> Samples:
         """Play; the rows of the rollout are segments."""
         config = self.config
         indices = torch.randint(len(self.task), (config.prompts,), generator=self.generator)
         base = int(torch.randint(2**62, (), generator=self.generator))
-        every = indices.repeat_interleave(config.group).tolist()
+        every = indices.repeat_interleave(config.group_size).tolist()
         episodes = [self.task.episode(index) for index in every]
         streams = [(base, number) for number in range(len(episodes))]
         sampling = SamplingConfig(1, config.temperature, config.top_p, config.top_k)
         self.played = play(self.sampler(), episodes, streams, sampling, self.slots)
-        rewards = self.played.rewards.view(-1, config.group)
+        rewards = self.played.rewards.view(-1, config.group_size)
         return Samples(indices, self.played.rollout, rewards, len(episodes), rewards.double().mean().item())
 
     def step(self) -> dict[str, float]:
@@ -327,7 +326,7 @@ class EpisodeTrainer(Trainer):
     def prepare(self, samples: Samples) -> PolicyBatch:
         """An episode's advantage for each of its segments."""
         rollout = samples.rollout
-        advantages = group_advantages(samples.rewards, self.recipe.advantage).flatten()
+        advantages = self.recipe.advantages(samples.rewards).flatten()
         logp_ref = None
         if self.reference is not None:
             logp_ref = score(self.reference, rollout, self.config.temperature)

@@ -37,14 +37,14 @@ def off_policy_sequence_mask(
 
 
 def informative_groups(rewards: Tensor) -> Tensor:
-    """Which prompts' rewards (prompts, group) are not all equal → (prompts,) bool; NaN are not looked at.
+    """Which prompts' rewards (prompts, group_size) are not all equal → (prompts,) bool; NaN are not looked at.
 
     The others have advantage 0 throughout. DAPO's dynamic sampling (arXiv:2503.14476, eq. 11) draws prompts
     until a batch is full of informative ones, and so draws several times as many samples: compare at equal
     samples, too. Raises ValueError for another shape.
     """
     if rewards.ndim != 2:
-        raise ValueError(f"rewards has shape {tuple(rewards.shape)}; give (prompts, group)")
+        raise ValueError(f"rewards has shape {tuple(rewards.shape)}; give (prompts, group_size)")
     if rewards.shape[1] == 0:
         return torch.zeros(len(rewards), dtype=torch.bool, device=rewards.device)
     missing = rewards.isnan()

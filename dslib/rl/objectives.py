@@ -70,31 +70,35 @@ class PolicyBatch:
 class LossConfig:
     """A policy loss. The defaults are PPO's clipping (arXiv:1707.06347) over all tokens alike, without KL.
 
-    ``clip_low``, ``clip_high``: the ratio is clipped to [1 − clip_low, 1 + clip_high]; inf switches a side off.
-    ``ratio``: of each token, or of the sequence, the geometric mean of its tokens' (GSPO, arXiv:2507.18071).
-    ``aggregation``: ``"token"``, the mean over all scored tokens (DAPO, arXiv:2503.14476); ``"sequence"``, the
-    mean over sequences of the mean over their tokens (GRPO, arXiv:2402.03300); ``"constant"``, the sum over
-    tokens divided by sequences × ``max_length`` (Dr. GRPO, arXiv:2503.20783), which needs ``max_length``.
-    ``kl``: coefficient β of :func:`dslib.rl.kl_estimate` of ``kl_kind``; with ``kl_unbiased`` weighted by the
-    ratio of the token, in the graph, also where the surrogate takes the sequence's (DeepSeek-V3.2).
-    ``off_policy_delta``: δ of :func:`dslib.rl.off_policy_sequence_mask`; None switches it off.
-    ``value_coef``: of the critic's squared error, clipped to ``value_clip`` around the old value (None: not).
-    ``entropy_coef``: of the entropy bonus.
-
-    Raises ValueError, with name and value, for anything else.
+    Raises ValueError, with name and value, for anything that is not described here.
     """
 
+    #: The ratio is clipped from below to 1 − clip_low; inf does not clip.
     clip_low: float = 0.2
+    #: The ratio is clipped from above to 1 + clip_high; inf does not clip.
     clip_high: float = 0.2
+    #: Of each ``"token"``, or of the ``"sequence"``, the geometric mean of its tokens' (GSPO, arXiv:2507.18071).
     ratio: str = "token"
+    #: ``"token"``: the mean over all scored tokens (DAPO, arXiv:2503.14476); ``"sequence"``: the mean over sequences of
+    #: the mean over their tokens (GRPO, arXiv:2402.03300); ``"constant"``: the sum over tokens divided by
+    #: sequences × ``max_length`` (Dr. GRPO, arXiv:2503.20783).
     aggregation: str = "token"
+    #: The longest answer allowed, in tokens; ``"constant"`` needs it.
     max_length: int | None = None
+    #: Coefficient β of the KL to the reference, :func:`dslib.rl.kl_estimate`; 0 is without.
     kl: float = 0.0
+    #: Which estimate: ``"k1"``, ``"k2"`` or ``"k3"``.
     kl_kind: str = "k3"
+    #: Weigh the estimate by the ratio of the token, in the graph, also where the surrogate takes the sequence's
+    #: (DeepSeek-V3.2, arXiv:2512.02556).
     kl_unbiased: bool = False
+    #: δ of :func:`dslib.rl.off_policy_sequence_mask`; None leaves no sequence out.
     off_policy_delta: float | None = None
+    #: Coefficient of the critic's squared error.
     value_coef: float = 0.0
+    #: The critic's value is clipped to this around the old one (None: not).
     value_clip: float | None = 0.2
+    #: Coefficient of the entropy bonus.
     entropy_coef: float = 0.0
 
     def __post_init__(self) -> None:
@@ -313,45 +317,3 @@ def _check_batch(batch: PolicyBatch, config: LossConfig) -> None:
             raise ValueError(
                 f"{name} is {value} at {where}, the first of {int(bad.sum())} scored entries that are not finite"
             )
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A named recipe: how advantages are made, the loss, and what the trainer must do for it.
-
-    ``advantage``: a kind of :func:`dslib.rl.group_advantages`, or ``"gae"``, which needs a ``critic``.
-    ``dynamic_sampling``: draw prompts until the batch holds only groups whose rewards differ.
-    ``overlong``: add :func:`dslib.rl.overlong_penalty` to the rewards.
-    ``greedy_baseline``: one greedy answer a prompt, whose reward is the baseline. ``source``: the paper.
-    """
-
-    advantage: str
-    loss: LossConfig
-    dynamic_sampling: bool = False
-    overlong: bool = False
-    critic: bool = False
-    greedy_baseline: bool = False
-    source: str = ""
-
-
-#: The algorithms that notebooks compare, without KL, as in the comparison of arXiv:2504.13837: put it back with
-#: ``dataclasses.replace(algorithm.loss, kl=…)``. "dr_grpo" still needs ``max_length``, the longest answer.
-ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm("gae", LossConfig(value_coef=0.5), critic=True, source="arXiv:1707.06347"),
-    "grpo": Algorithm("grpo", LossConfig(aggregation="sequence"), source="arXiv:2402.03300"),
-    "grpo_no_std": Algorithm(
-        "grpo_no_std", LossConfig(aggregation="sequence", kl_unbiased=True), source="arXiv:2512.02556"
-    ),
-    "dr_grpo": Algorithm("grpo_no_std", LossConfig(aggregation="constant"), source="arXiv:2503.20783"),
-    "rloo": Algorithm("rloo", LossConfig(), source="arXiv:2402.14740"),
-    "reinforce++": Algorithm("reinforce++", LossConfig(), source="arXiv:2501.03262"),
-    "remax": Algorithm("remax", LossConfig(), greedy_baseline=True, source="arXiv:2310.10505"),
-    "dapo": Algorithm(
-        "grpo", LossConfig(clip_high=0.28), dynamic_sampling=True, overlong=True, source="arXiv:2503.14476"
-    ),
-    "gspo": Algorithm(
-        "grpo",
-        LossConfig(clip_low=3e-4, clip_high=4e-4, ratio="sequence", aggregation="sequence"),
-        source="arXiv:2507.18071",
-    ),
-}

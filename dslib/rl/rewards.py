@@ -169,18 +169,21 @@ class EffortPenalty:
         r = −min(C_max, k(b)·ℓ/L_norm)                         eq. 9
         k(b) = k₀·exp(−(b − b_min)/τ),    τ = λ·Δb              eq. 10
 
-    ``levels``: the efforts trained with, in rising order; b_min is the first, Δb their mean distance. ``base``:
-    k₀; ``decay``: λ; ``normal_length``: L_norm, in tokens; ``maximum``: C_max, the most one answer can lose. The
-    report gives no values; these are ours. Rewards are to be compared within one effort only: groups are of
+    The report gives no values; these are ours. Rewards are to be compared within one effort only: groups are of
     (prompt, effort). Efforts between the levels are interpolated by the same formula.
 
     Raises ValueError for fewer than two levels, levels that do not rise, and numbers that are not positive.
     """
 
+    #: The efforts trained with, in rising order; b_min is the first, Δb their mean distance.
     levels: tuple[int, ...] = (25, 50, 75, 100)
+    #: k₀.
     base: float = 1.0
+    #: λ.
     decay: float = 1.0
+    #: L_norm, in tokens.
     normal_length: float = 100.0
+    #: C_max, the most one answer can lose.
     maximum: float = 1.0
 
     def __post_init__(self) -> None:

@@ -26,13 +26,17 @@ from dslib.rl.selective import selective_log_softmax
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How to sample. ``temperature=0`` is greedy. ``top_p`` and ``top_k`` as in
-    :func:`dslib.models.filter_logits`, after the temperature. A row stops after ``end`` (None: never)."""
+    """How to sample. Raises ValueError for numbers out of range, naming them."""
 
+    #: The longest completion.
     max_new_tokens: int
+    #: Logits are divided by it; 0 is greedy.
     temperature: float = 1.0
+    #: Mass of the nucleus that is left, after the temperature (None: 1), as in :func:`dslib.models.filter_logits`.
     top_p: float | None = None
+    #: How many of the likeliest tokens are left (None: all).
     top_k: int | None = None
+    #: The token that ends a row (None: nothing does).
     end: int | None = None
 
     def __post_init__(self) -> None:
@@ -144,19 +148,19 @@ def sample(
     prompts: Tensor,
     config: SamplingConfig,
     generator: torch.Generator | None = None,
-    group: int = 1,
+    group_size: int = 1,
     record_routes: bool = False,
     record_kept: bool = False,
 ) -> Rollout:
-    """Continue each of ``prompts`` (n, time) int64 ``group`` times → n·group rows, a prompt's beside each other.
+    """Continue each of ``prompts`` (n, time) int64 ``group_size`` times → n·group_size rows, a prompt's together.
 
-    A prompt is read once, whatever ``group`` is; finished rows leave the batch whenever they are half of it; and
+    A prompt is read once, whatever ``group_size`` is; finished rows leave the batch whenever they are half of it; and
     it ends when all have. The random numbers of a row do not depend on when others end, nor does what
     ``generator`` has drawn afterwards. Raises ValueError for empty prompts, tokens outside the model's
     vocabulary, and a model whose logits are not finite.
     """
-    _check_prompts(model, prompts, config, group)
-    count, prompt_length = len(prompts) * group, prompts.shape[1]
+    _check_prompts(model, prompts, config, group_size)
+    count, prompt_length = len(prompts) * group_size, prompts.shape[1]
     device, width = prompts.device, config.max_new_tokens
     drawn = torch.rand(
         count, width, generator=generator, dtype=torch.float64, device=generator.device if generator else None
@@ -171,11 +175,11 @@ def sample(
     try:
         with recorded_routes(model) if record_routes else nullcontext([]) as record:
             logits = model.lm_head(hidden_states(model, prompts, cache)[:, -1])
-            if group > 1:
-                which = torch.arange(len(prompts), device=device).repeat_interleave(group)
+            if group_size > 1:
+                which = torch.arange(len(prompts), device=device).repeat_interleave(group_size)
                 logits, cache = logits[which], _cache_rows(cache, which)
             if record:
-                seen = _popped(record).repeat_interleave(group, dim=1)
+                seen = _popped(record).repeat_interleave(group_size, dim=1)
                 routes = seen.new_full((len(seen), count, prompt_length + width - 1, seen.shape[-1]), -1)
                 routes[:, :, :prompt_length] = seen
             for step in range(width):
@@ -205,7 +209,7 @@ def sample(
     if not logp.isfinite().all():
         row, step = (~logp.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"the model's logits are not finite at new token {step} of row {row}")
-    tokens = torch.cat((prompts.repeat_interleave(group, dim=0), completions), dim=1)
+    tokens = torch.cat((prompts.repeat_interleave(group_size, dim=0), completions), dim=1)
     return Rollout(tokens, prompt_length, mask, logp, entropy, kept, routes)
 
 
@@ -332,14 +336,14 @@ def _popped(record: list[list[Tensor]]) -> Tensor:
     return torch.stack([passes.pop() for passes in record]).to(torch.int16)
 
 
-def _check_prompts(model: nn.Module, prompts: Tensor, config: SamplingConfig, group: int) -> None:
+def _check_prompts(model: nn.Module, prompts: Tensor, config: SamplingConfig, group_size: int) -> None:
     if prompts.ndim != 2 or 0 in prompts.shape or prompts.is_floating_point():
         raise ValueError(
             f"prompts is {prompts.dtype} of shape {tuple(prompts.shape)}; sampling needs (prompts, time) int64, "
             "at least one of each"
         )
-    if group < 1:
-        raise ValueError(f"group={group} must be at least 1")
+    if group_size < 1:
+        raise ValueError(f"group_size={group_size} must be at least 1")
     vocabulary = model.lm_head.out_features
     if not 0 <= prompts.min() <= prompts.max() < vocabulary:
         raise ValueError(

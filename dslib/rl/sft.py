@@ -50,18 +50,27 @@ Draw = Callable[[int, torch.Generator], Examples]
 
 @dataclass(frozen=True)
 class SFTConfig:
-    """``steps`` batches of ``batch_size`` examples. Optimizer, learning rates and schedule as in
-    :class:`dslib.models.TrainConfig`; by default Muon for the matrices and AdamW for the rest."""
+    """A run of fine-tuning; the names are those of :class:`dslib.models.TrainConfig`, which raises the errors."""
 
+    #: Updates, one a batch.
     steps: int = 1500
+    #: Examples in a batch.
     batch_size: int = 256
+    #: ``"muon"`` for the matrices and AdamW for the rest, or ``"adamw"`` for all.
     optimizer: str = "muon"
+    #: Peak learning rate of the matrices.
     lr: float = 5e-3
+    #: Peak learning rate of the rest (None: the same).
     rest_lr: float | None = 2e-3
+    #: Of both optimizers.
     weight_decay: float = 0.1
+    #: Share of the steps in which the learning rates rise.
     warmup: float = 0.1
+    #: Share of the peak that is left at the end.
     final_lr: float = 0.1
+    #: How the rates fall: ``"cosine"`` or ``"linear"``.
     schedule: str = "cosine"
+    #: Determines which examples each batch holds.
     seed: int = 0
 
     def __post_init__(self) -> None:

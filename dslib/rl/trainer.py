@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from dslib.models.moe import MoE
-from dslib.rl.advantages import gae, group_advantages, token_rewards, whiten
+from dslib.rl.advantages import gae, token_rewards, whiten
+from dslib.rl.config import RLConfig
 from dslib.rl.objectives import PolicyBatch, PolicyLoss, loss_normalizer, merged_metrics, policy_loss
 from dslib.rl.rewards import overlong_penalty
 from dslib.rl.rollout import Rollout, completion_states, score, token_entropy
 from dslib.rl.samples import Samples, collect
 from dslib.rl.selective import chunked_policy_loss, selective_log_softmax
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs.training_state import (
     load_checkpoint,
     load_optimizers,
     optimizer_parts,
     save_checkpoint,
-    under,
+    with_prefix,
 )
 from dslib.tasks.verifiable import Task
 
@@ -42,7 +42,7 @@ class Trainer:
         self,
         model: nn.Module,
         task: Task,
-        config: TrainerConfig,
+        config: RLConfig,
         reference: nn.Module | None = None,
         optimizers: Callable[[nn.Module], Sequence[torch.optim.Optimizer]] | None = None,
     ) -> None:
@@ -171,7 +171,7 @@ class Trainer:
         if self.reference is not None:
             logp_ref = score(self.reference, rollout, self.config.temperature, rollout.kept)
         if self.critic is None:
-            advantages = group_advantages(rewards, self.recipe.advantage, samples.baseline)
+            advantages = self.recipe.advantages(rewards, samples.baseline)
             advantages = advantages.flatten().to(device)
         else:
             values = self.critic(completion_states(self.model, rollout, rollout.routes)).squeeze(-1)
@@ -188,8 +188,8 @@ class Trainer:
         rows = rows.to(rollout.tokens.device)
         normalizer, parts = loss_normalizer(batch.mask[rows], self.loss), []
         if self.skips:
-            telling = batch.advantages[rows] != 0
-            rows = rows[telling] if telling.any() else rows[:1]
+            informative = batch.advantages[rows] != 0
+            rows = rows[informative] if informative.any() else rows[:1]
         if self.config.micro_batch is not None:  # by length: short ones then need no padding to the longest
             rows = rows[rollout.lengths[rows].argsort(stable=True)]
         for some in rows.split(self.config.micro_batch or len(rows)):
@@ -241,7 +241,7 @@ class Trainer:
             listed = ", ".join(f"{key}={state['config'].get(key)!r} (now {own[key]!r})" for key in different)
             raise ValueError(f"{path} is of a run with {listed}")
         for name, module in self._modules().items():
-            module.load_state_dict(under(tensors, name))
+            module.load_state_dict(with_prefix(tensors, name))
         load_optimizers(self.optimizers, tensors, state["optimizers"])
         for layer in self._mixtures():
             layer.load.zero_()
@@ -249,7 +249,8 @@ class Trainer:
         self.table, self.interrupted = state["table"], False
 
     def _described(self) -> dict:
-        return json.loads(json.dumps(asdict(self.config)))  # tuples become lists, as in the file
+        # Tuples become lists, as in the file; a function of one's own is known by its name.
+        return json.loads(json.dumps(asdict(self.config), default=_name_of))
 
     def _modules(self) -> dict[str, nn.Module]:
         named = {"model": self.model, "critic": self.critic, "reference": self.reference}
@@ -271,3 +272,8 @@ def narrowed(batch: PolicyBatch, width: int) -> PolicyBatch:
         return batch
     cut = {name: x if x is None or x.ndim == 1 else x[:, :width] for name, x in vars(batch).items()}
     return PolicyBatch(**cut)
+
+
+def _name_of(function: Callable) -> str:
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -43,7 +43,7 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
         raise ValueError(f"{path} is no checkpoint of a training run: {error}") from error
 
 
-def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with ``prefix`` and a point, without these."""
     return {name[len(prefix) + 1 :]: x for name, x in tensors.items() if name.startswith(f"{prefix}.")}
 
@@ -73,7 +73,7 @@ def load_optimizers(
         raise ValueError(f"the checkpoint is of {len(rest)} optimizers, and there are {len(optimizers)}")
     for number, (optimizer, saved) in enumerate(zip(optimizers, rest, strict=True)):
         state = {
-            int(index): plain | under(tensors, f"optimizer.{number}.{index}")
+            int(index): plain | with_prefix(tensors, f"optimizer.{number}.{index}")
             for index, plain in saved["state"].items()
         }
         optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})

@@ -24,7 +24,7 @@ TOOLS = ("search", "open", "answer")
 ARGUMENTS = {"search": "clue", "open": "entity", "answer": "entity"}
 #: The thinking bits: the value is that of the clue, is another one, is not asked for.
 VERDICTS = ("same", "other", "unasked")
-RULED_OUT, NOTHING, ERROR, PAD = "ruled_out:", "nothing", "error", "■"
+RULED_OUT, NO_RESULT, ERROR, PAD = "ruled_out:", "nothing", "error", "■"
 
 Message = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ class SearchVocabulary:
 
     def __init__(self, worlds: SearchWorlds) -> None:
         self.worlds = worlds
-        self.words = [PAD, RULED_OUT, NOTHING, ERROR]
+        self.words = [PAD, RULED_OUT, NO_RESULT, ERROR]
         self.tools = self._added(TOOLS)
         self.verdicts = self._added(VERDICTS)
         self.facts = self._added(worlds.fact_names)
@@ -46,7 +46,7 @@ class SearchVocabulary:
         self.entities = self._added(worlds.entity_names)
         self.search, self.open, self.answer = self.tools
         self.same, self.other, self.unasked = self.verdicts
-        self.pad, self.ruled_out, self.nothing, self.error = range(4)
+        self.pad, self.ruled_out, self.no_result, self.error = range(4)
 
     def _added(self, words: Iterable[str]) -> range:
         start = len(self.words)
@@ -133,7 +133,7 @@ class SearchVocabulary:
         role, content = message["role"], message.get("content") or ""
         if role == "tool":
             return self._result(content)
-        tokens = [] if role == "assistant" and message.get("tool_calls") else self._told(content)
+        tokens = [] if role == "assistant" and message.get("tool_calls") else self._prose_tokens(content)
         tokens += self._known(message.get("reasoning_content") or "")
         for call in message.get("tool_calls") or ():
             tokens += self.call_tokens(call)
@@ -158,10 +158,10 @@ class SearchVocabulary:
         if words == ["answered"]:
             return []
         tokens = [self.tokens.get(word, self.error) for word in words]
-        readable = {self.nothing, *self.entities, *self.facts}
+        readable = {self.no_result, *self.entities, *self.facts}
         return tokens if tokens and readable.issuperset(tokens) else [self.error]
 
-    def _told(self, content: str) -> list[int]:
+    def _prose_tokens(self, content: str) -> list[int]:
         """Words of a question, and what a summary rules out; other prose is skipped."""
         before, marker, after = content.partition(RULED_OUT)
         tokens = [t for t in self._known(before) if t in self.questions]

@@ -272,7 +272,7 @@ def test_shipped_cold_start_has_every_stage_of_every_seed_and_policies_that_load
 def test_shipped_reasoning_has_every_stage_of_every_seed_and_models_that_load():
     from dslib.experiments import reasoning_pipeline as study
 
-    config = study.Reasoning()
+    config = study.StudyConfig()
     stages, curves, efforts = (measurements.read(name) for name in study.TABLES)
     for _, part in stages.groupby("seed"):
         assert sorted(part.stage) == sorted(set(study.STAGES) - set(study.EFFORTS))

@@ -10,7 +10,7 @@ import torch
 from dslib import data
 from dslib.experiments import agent_context as study
 from dslib.experiments.agent_context import Arm, StudyConfig, measure, policy_of, random_75
-from dslib.experiments.agent_context_tables import CODES, Measured, pack, unpack
+from dslib.experiments.agent_context_tables import CODES, EpisodeTable, pack, unpack
 from dslib.experiments.search_policy import COUNTS, TRAINER, TUNING, PolicyConfig
 from dslib.models import DecoderConfig
 from dslib.tasks.search_episode import (
@@ -32,7 +32,7 @@ TINY = PolicyConfig(
     worlds=SMALL,
     model=DecoderConfig(len(WORDS), d_model=32, layers=2, heads=2),
     sft=(replace(TUNING[0], steps=30, batch_size=8),),
-    rl=replace(TRAINER, prompts=2, group=4, micro_batch=8),
+    rl=replace(TRAINER, prompts=2, group_size=4, micro_batch=8),
     rl_steps=1,
 )
 CONFIG = StudyConfig(parts=2, part=4, windows=(24, 34), main=34, samples=2, trained=TINY)
@@ -65,7 +65,7 @@ def test_a_part_played_again_alone_is_the_same(rows):
 
 
 def test_repeats_have_luck_of_their_own(rows):
-    found = Measured(rows)
+    found = EpisodeTable(rows)
     one, two = found[Arm(34)], found[Arm(34, sample=1)]
     assert (one[["calls", "written"]] != two[["calls", "written"]]).any().any()
 
@@ -86,7 +86,7 @@ def table(**arms):
         for world, (outcome, calls, guess) in enumerate(episodes):
             row = {"arm": arm.name, "world": world, "outcome": outcome, "solved": outcome == "solved"}
             found.append(row | dict.fromkeys(COUNTS, 1) | {"calls": calls, "guess": guess})
-    return Measured(pd.DataFrame(found))
+    return EpisodeTable(pd.DataFrame(found))
 
 
 BY_HAND = table(
@@ -236,7 +236,7 @@ def test_key_of_what_is_kept_holds_the_shipped_weights(tmp_path, monkeypatch):
 
 
 def test_success_within_calls_never_exceeds_success(rows):
-    found = Measured(rows)
+    found = EpisodeTable(rows)
     for arm in CONFIG.arms:
         spent, success = found.curve(arm)
         assert (np.diff(success) >= 0).all()

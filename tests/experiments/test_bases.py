@@ -32,6 +32,7 @@ def test_no_problem_is_both_trained_on_and_held_out():
     assert not seen[0] & (sets[0] | sets[1])
 
 
-def test_model_of_another_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="vocabulary of 9 is not the task's"):
+def test_model_that_lacks_tokens_of_the_task_is_refused_and_one_with_more_is_not():
+    with pytest.raises(ValueError, match="vocabulary of 9 lacks tokens of the task's"):
         BaseConfig(TASK, DecoderConfig(9, d_model=8, layers=1, heads=2))
+    assert BaseConfig(TASK, DecoderConfig(TASK.vocab_size + 2, d_model=8, layers=1, heads=2))

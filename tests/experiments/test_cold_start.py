@@ -11,15 +11,14 @@ import torch
 
 from dslib.experiments import cold_start as study
 from dslib.experiments.cold_start import (
+    GRPO_STAGES,
     PROMPTS,
     READINGS,
-    RUNS,
     ColdStartConfig,
     ColdStartData,
     PromptedEpisode,
     PromptedTask,
     PromptedVocabulary,
-    ShuffledRewards,
     agent_example,
     demonstration,
     is_interleaved,
@@ -27,6 +26,7 @@ from dslib.experiments.cold_start import (
     reading_example,
     thought_share,
 )
+from dslib.experiments.controls import ShuffledEpisodeTrainer
 from dslib.rl.episodes import EpisodeTrainer
 from dslib.rl.sft import Examples, SFTConfig
 from dslib.tasks.search_episode import is_page
@@ -40,7 +40,7 @@ TINY = ColdStartConfig(
     d_model=32,
     layers=1,
     sft=SFTConfig(steps=3, batch_size=8),
-    rl=replace(study.TRAINER, prompts=2, group=4, micro_batch=8),
+    rl=replace(study.TRAINER, prompts=2, group_size=4, micro_batch=8),
     rl_steps=2,
     doses=(0.0, 0.5),
     held_out=6,
@@ -192,7 +192,7 @@ def _longer(turn, episode):
 
 def _other_words(turn, episode):
     thought, call = episode.words.split_turn(turn)
-    return [WORDS.nothing] * len(thought) + call
+    return [WORDS.no_result] * len(thought) + call
 
 
 def _once_silent(turn, episode):
@@ -237,8 +237,9 @@ def test_the_word_of_a_prompt_is_no_argument_and_is_answered_by_an_error():
     assert episode.turns[-1].result == (WORDS.error,)
 
 
-def test_shuffled_rewards_are_the_same_rewards_in_other_places():
-    task = PromptedTask(replace(WORLDS, worlds=50), prompt="tools")
+@pytest.mark.parametrize("within", ["batch", "group"])
+def test_shuffled_rewards_are_the_same_rewards_in_other_places(within):
+    task = PromptedTask(replace(WORLDS, worlds=100_000), prompt="tools")
     config = replace(TINY.rl, prompts=8, seed=1)
     model = TINY.model.build(0)
 
@@ -247,18 +248,20 @@ def test_shuffled_rewards_are_the_same_rewards_in_other_places():
             samples = super().collect()
             return replace(samples, rewards=torch.arange(32.0).view(8, 4))
 
-    class Shuffled(ShuffledRewards, Marked):
+    class Shuffled(ShuffledEpisodeTrainer, Marked):
         pass
 
-    rewards = Shuffled(model, task, config).collect().rewards
+    rewards = Shuffled(model, task, config, within=within).collect().rewards
     assert rewards.shape == (8, 4)
     assert rewards.flatten().sort().values.tolist() == list(range(32))
     assert rewards.flatten().tolist() != list(range(32))
+    own = [set(row) for row in torch.arange(32).view(8, 4).tolist()]
+    assert ([set(row) for row in rewards.long().tolist()] == own) == (within == "group")
 
 
 def test_rows_hold_every_stage_under_every_prompt_and_curves_every_step():
     rows, curves = measure(TINY, range(2))
-    runs = len(RUNS) + len(RUNS) - 1  # the run under the tools prompt for the first dose alone
+    runs = len(GRPO_STAGES) + len(GRPO_STAGES) - 1  # the one with the tools prompt for the first dose alone
     assert len(rows) == 2 * (2 * len(TINY.doses) + runs) * len(PROMPTS)
     assert not rows.duplicated(["dose", "seed", "stage", "prompt"]).any()
     assert len(curves) == 2 * runs * TINY.rl_steps

@@ -8,22 +8,22 @@ import torch
 
 from dslib import data
 from dslib.experiments import reasoning_pipeline as study
-from dslib.experiments.reasoning_tasks import Rewarded, Thinking, UnaskedEffort, dealt_out
+from dslib.experiments.reasoning_tasks import Rewarded, Thinking, UnaskedEffort
 from dslib.models import DecoderConfig
-from dslib.rl import EffortTask, SFTConfig, TrainerConfig, group_advantages
+from dslib.rl import EffortTask, RLConfig, SFTConfig
 from dslib.runs import measurements
 from dslib.tasks import PointerChasing, Task
 
 FEW = SFTConfig(steps=2, batch_size=4)
 SMALLEST = DecoderConfig(d_model=8, layers=1, heads=2)
-TINY = study.Reasoning(
+TINY = study.StudyConfig(
     task=PointerChasing(problems=64, symbols=6, least_hops=1, most_hops=6),
     model=SMALLEST,
     small=replace(SMALLEST, d_model=4),
     text=FEW,
     tuning=FEW,
     numbers=FEW,
-    rl=TrainerConfig(prompts=2, group=4),
+    rl=RLConfig(prompts=2, group_size=4),
     rl_steps=2,
     effort_steps=2,
     asked=(10, 40, 100),
@@ -81,18 +81,6 @@ def test_rewards_add_up_and_each_is_the_share_it_says():
     assert isinstance(Rewarded(TASK), Task)
     with pytest.raises(ValueError, match="beauty"):
         Rewarded(TASK, ("beauty",))
-
-
-def test_rewards_dealt_out_stay_within_their_problem_and_no_longer_belong_to_their_answer():
-    indices = torch.arange(8).repeat_interleave(16)
-    rewards, completions = torch.rand(128), torch.randint(9, (128, 5))
-    dealt = dealt_out(rewards, indices, completions)
-    assert torch.equal(dealt, dealt_out(rewards, indices, completions))
-    for before, after in zip(rewards.view(8, 16), dealt.view(8, 16), strict=True):
-        assert before.tolist() != after.tolist()
-        assert before.sort().values.tolist() == after.sort().values.tolist()
-    advantages = group_advantages(rewards.view(8, 16)).sort(1).values
-    torch.testing.assert_close(advantages, group_advantages(dealt.view(8, 16)).sort(1).values)
 
 
 def test_a_thought_outside_its_tags_is_paid_for_too():

@@ -10,6 +10,7 @@ from dslib.experiments import rl_algorithms as study
 from dslib.experiments.bases import BaseConfig, base_model
 from dslib.models import DecoderConfig
 from dslib.rl.sft import SFTConfig
+from dslib.rl.trainer import Trainer
 from dslib.runs import checkpoints
 from dslib.tasks.countdown import Countdown
 
@@ -22,8 +23,8 @@ TINY = study.StudyConfig(
     steps=5,
     early=1,
     prompts=4,
-    group=4,
-    many=8,
+    group_size=4,
+    large_group_size=8,
     distil=FEW,
     tries=2,
     teacher=(50, 8),
@@ -57,8 +58,8 @@ def test_every_arm_starts_from_one_base_and_differs_from_grpo_in_what_its_name_s
         assert replace(run.trainer.recipe.loss, kl=0.0) == plain.recipe.loss
     assert differing(runs["shuffled rewards"].trainer, plain) == set()
     large, few = runs[study.LARGE_GROUPS].trainer, runs[study.FEW_SAMPLES].trainer
-    assert large.prompts * large.group == plain.prompts * plain.group
-    assert (few.prompts, few.group) == (large.prompts, plain.group)
+    assert large.prompts * large.group_size == plain.prompts * plain.group_size
+    assert (few.prompts, few.group_size) == (large.prompts, plain.group_size)
 
 
 def test_equal_samples_counts_what_dapo_throws_away_and_greedy_answers():
@@ -69,7 +70,7 @@ def test_equal_samples_counts_what_dapo_throws_away_and_greedy_answers():
     for name in ("remax", "dapo"):
         assert at[name]["samples"] >= TINY.budget
         assert at[name]["step"] <= TINY.steps
-    assert at["remax"]["samples"] == at["remax"]["step"] * TINY.prompts * (TINY.group + 1)
+    assert at["remax"]["samples"] == at["remax"]["step"] * TINY.prompts * (TINY.group_size + 1)
     assert at["dapo"]["step"] < TINY.steps  # at this base nearly every group is drawn again
 
 
@@ -86,16 +87,6 @@ def test_run_that_never_draws_its_budget_is_refused():
     run = replace(study.rl_runs(TINY, 0)["grpo"], budget=10_000)
     with pytest.raises(ValueError, match="80 samples were drawn, fewer than budget=10000"):
         study.trained(run)
-
-
-def test_shuffled_rewards_are_the_same_rewards():
-    task = study.ShuffledRewards(TASK, 0)
-    indices = torch.arange(50)
-    completions, mask = TASK.demonstrations(indices, torch.Generator().manual_seed(0))
-    true, dealt = TASK.rewards(indices, completions, mask), task.rewards(indices, completions, mask)
-    assert true.sum() == dealt.sum() > 0
-    assert not torch.equal(true, dealt)
-    assert torch.equal(task.prompts(indices), TASK.prompts(indices))
 
 
 @pytest.mark.parametrize("source", study.SOURCES)
@@ -117,9 +108,7 @@ def test_sources_are_right_where_they_say_so_and_problems_are_whose_they_say(sou
 
 def test_tables_have_a_row_an_evaluation_without_gaps_and_a_row_a_block():
     named = [("grpo", study.rl_runs(TINY, 0)["grpo"]), ("guesser", study.sft_runs(TINY, 0)["guesser"])]
-    table, curves = study.tables(
-        [arm for arm, _ in named], study.run_many([run for _, run in named]), every=2
-    )
+    table, curves = study.tables([arm for arm, _ in named], [study.run(run) for _, run in named], every=2)
     assert not table.isna().any().any()
     assert set(table[table.arm == "grpo"]["mark"]) >= {"early", "end", "equal samples", "entropy of the base"}
     assert curves.step.tolist() == [2, 4, 5]
@@ -127,11 +116,17 @@ def test_tables_have_a_row_an_evaluation_without_gaps_and_a_row_a_block():
     assert guesser.train_1 < guesser.train_4096 <= 1
 
 
-def test_heat_restores_the_entropy():
-    model = base_model(TINY.base, 0)
-    entropy = study.sampled_entropy(model, TASK, 1.0)
-    assert study.matched_temperature(model, entropy, TASK) == pytest.approx(1.0, abs=0.05)
-    assert study.sampled_entropy(model, TASK, 0.5) < entropy
+def test_a_temperature_restores_the_entropy():
+    run = study.rl_runs(TINY, 0)["grpo"]
+    base, sharper = base_model(TINY.base, 0), base_model(TINY.base, 0)
+    with torch.no_grad():
+        sharper.lm_head.weight.mul_(2)
+    trainer = Trainer(sharper, TASK, replace(run.trainer, lr=0.0))
+    trainer.step()
+    own, of_base = study._tempered_rows(run, trainer, base)
+    assert own["temperature"] == of_base["temperature"] == pytest.approx(2.0, rel=0.01)
+    assert own["entropy"] == pytest.approx(study.sampled_entropy(base, TASK, 1.0), rel=0.01)
+    assert own["entropy"] < of_base["entropy"]
 
 
 def test_stopping_early_is_read_off_the_way_up():

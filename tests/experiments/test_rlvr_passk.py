@@ -12,9 +12,9 @@ from dslib.experiments import rlvr_passk as study
 from dslib.experiments import rlvr_tables as tables
 from dslib.experiments.bases import BaseConfig
 from dslib.models import DecoderConfig
+from dslib.rl.config import RLConfig
 from dslib.rl.rollout import Rollout
 from dslib.rl.sft import SFTConfig
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.runs.workers import in_workers
 from dslib.tasks.countdown import Countdown
 from dslib.tasks.pointer_chasing import PointerChasing
@@ -31,7 +31,9 @@ def _small(monkeypatch):
 def small(task, **trainer):
     model = DecoderConfig(task.vocab_size, d_model=8, layers=1, heads=2)
     base = BaseConfig(task, model, SFTConfig(steps=2, batch_size=8))
-    return study.Study(base, TrainerConfig(prompts=4, group=4, **trainer), (1, 2), problems=4, samples=64)
+    return study.StudyConfig(
+        base, RLConfig(prompts=4, group_size=4, **trainer), (1, 2), problems=4, samples=64
+    )
 
 
 COUNTDOWN = Countdown(problems=60, numbers=3, largest=9, digits=2)
@@ -56,12 +58,12 @@ def test_uniform_model_has_the_entropy_and_perplexity_of_its_vocabulary_and_the_
     rates = study.rates(model, replace(COUNTDOWN, problems=5))
     right = [len(COUNTDOWN.correct_answers(i)) for i in range(5)]
     assert rates == pytest.approx(np.array(right) * size**-tokens, rel=1e-5)
-    assert study.misled_rates(model, replace(COUNTDOWN, problems=5)) == pytest.approx(rates, rel=1e-5)
+    assert study.wrong_target_rates(model, replace(COUNTDOWN, problems=5)) == pytest.approx(rates, rel=1e-5)
     assert study.answer_probabilities(model, COUNTDOWN, 0).sum() == pytest.approx(rates[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(("task", "asked"), [(COUNTDOWN, 2), (ADDITION, 3)])
-def test_misled_model_reads_the_end_of_the_prompt_before(task, asked):
+def test_model_with_the_wrong_target_reads_the_end_of_the_prompt_before(task, asked):
     task, model = replace(task, problems=2), DecoderConfig(task.vocab_size, 8, 1, 2).build(0)
     prompts = task.prompts([0, 1])
     mixed = torch.cat((prompts[:, :-asked], prompts[[1, 0], -asked:]), dim=1)
@@ -69,17 +71,16 @@ def test_misled_model_reads_the_end_of_the_prompt_before(task, asked):
         answers = task.correct_answers(index)
         owner = torch.zeros(len(answers), dtype=torch.long)
         p = ev.answer_logp(model, mixed[index : index + 1], answers, owner).exp().sum().item()
-        assert study.misled_rates(model, task)[index] == pytest.approx(p, rel=1e-4)
+        assert study.wrong_target_rates(model, task)[index] == pytest.approx(p, rel=1e-4)
 
 
-def test_heating_to_a_given_entropy_finds_the_temperature_that_gave_it_and_stops_at_its_bounds():
-    model = DecoderConfig(COUNTDOWN.vocab_size, 8, 1, 2).build(0)
+def test_a_sharpened_model_has_the_entropy_of_its_base_at_the_factor_and_a_flat_one_at_no_higher_than_1():
+    base, sharper = (DecoderConfig(COUNTDOWN.vocab_size, 8, 1, 2).build(0) for _ in range(2))
     with torch.no_grad():
-        model.lm_head.weight.mul_(100)
-    wanted = study.entropy(model, COUNTDOWN, 2.0)
-    assert study.matched_temperature(model, COUNTDOWN, wanted) == pytest.approx(2.0, rel=0.02)
-    assert study.matched_temperature(model, COUNTDOWN, 0.0) == pytest.approx(1.0, rel=0.01)
-    assert study.matched_temperature(model, COUNTDOWN, 1e9) == pytest.approx(study.HOTTEST, rel=0.01)
+        base.lm_head.weight.mul_(50)
+        sharper.lm_head.weight.mul_(100)
+    assert study.base_entropy_temperature(sharper, base, COUNTDOWN) == pytest.approx(2.0, rel=0.02)
+    assert study.base_entropy_temperature(base, sharper, COUNTDOWN) == pytest.approx(1.0, rel=0.01)
 
 
 def test_run_is_measured_at_its_marks_and_goes_on_from_the_base_as_a_run_of_ones_own_does():
@@ -176,6 +177,12 @@ def test_crossing_is_the_first_k_at_which_the_later_starter_leads(first, second,
 def test_study_that_cannot_be_measured_is_refused(fault):
     with pytest.raises(ValueError, match=f"{next(iter(fault))}="):
         replace(small(COUNTDOWN), **fault)
+
+
+def test_shipped_columns_keep_their_names():
+    runs = {"Countdown": [study.exact_run(small(COUNTDOWN), 0)]}
+    names = {c.removesuffix("_0") for c in tables.problem_table(runs, (0,)) if c.endswith("_0")}
+    assert names == {"base", "rl", "sharp", "misled"}
 
 
 def test_tables_give_back_the_rates_of_each_policy_and_seed():

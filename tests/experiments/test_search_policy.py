@@ -31,7 +31,7 @@ TINY = PolicyConfig(
     worlds=SMALL,
     model=DecoderConfig(len(SearchVocabulary(SMALL)), d_model=32, layers=2, heads=2),
     sft=tuple(replace(settings, steps=15, batch_size=8) for settings in TUNING),
-    rl=replace(TRAINER, prompts=4, group=4, micro_batch=8),
+    rl=replace(TRAINER, prompts=4, group_size=4, micro_batch=8),
     rl_steps=2,
 )
 

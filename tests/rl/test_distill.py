@@ -135,7 +135,7 @@ def test_on_policy_distillation_pulls_the_student_to_the_teacher():
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
     losses = []
     for step in range(40):
-        rollout = sample(student, prompts, SamplingConfig(4, end=7), seeded(step), group=4)
+        rollout = sample(student, prompts, SamplingConfig(4, end=7), seeded(step), group_size=4)
         loss = distillation_loss(student, teacher, rollout)
         optimizer.zero_grad()
         loss.backward()

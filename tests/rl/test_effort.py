@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from dslib.models import DecoderConfig
 from dslib.rl import EffortPenalty, group_advantages
+from dslib.rl.config import RLConfig
 from dslib.rl.effort import EffortTask, subgroup_advantages, thought_lengths
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 from dslib.tasks.pointer_chasing import PointerChasing
 from dslib.tasks.verifiable import Task
 
@@ -26,12 +26,12 @@ def test_responses_are_compared_with_those_of_their_own_effort_only():
     assert subgroup_advantages(rewards, subgroups).tolist() == pytest.approx(expected)
 
 
-@given(seed=st.integers(0, 10**6), prompts=st.integers(1, 5), group=st.integers(1, 5))
-def test_of_equal_sizes_they_are_grpos_without_deviation_in_any_order(seed, prompts, group):
+@given(seed=st.integers(0, 10**6), prompts=st.integers(1, 5), group_size=st.integers(1, 5))
+def test_of_equal_sizes_they_are_grpos_without_deviation_in_any_order(seed, prompts, group_size):
     generator = torch.Generator().manual_seed(seed)
-    rewards = torch.randn(prompts, group, generator=generator)
-    order = torch.randperm(prompts * group, generator=generator)
-    ids = torch.arange(prompts).repeat_interleave(group) - 2
+    rewards = torch.randn(prompts, group_size, generator=generator)
+    order = torch.randperm(prompts * group_size, generator=generator)
+    ids = torch.arange(prompts).repeat_interleave(group_size) - 2
     found = subgroup_advantages(rewards.flatten()[order], ids[order])
     torch.testing.assert_close(found, group_advantages(rewards, "grpo_no_std").flatten()[order])
 
@@ -136,7 +136,7 @@ def test_a_model_learns_to_be_brief_where_brevity_is_asked_for():
     penalty = EffortPenalty(levels=(1, 100), base=2.0, decay=0.2, normal_length=6.0, maximum=2.0)
     task = EffortTask(Talk(), penalty)
     model = DecoderConfig(vocab_size=task.vocab_size, d_model=16, layers=1, heads=2).build(0)
-    config = TrainerConfig(algorithm="grpo_no_std", prompts=8, group=8, lr=2e-2)
+    config = RLConfig(algorithm="grpo_no_std", prompts=8, group_size=8, lr=2e-2)
     trainer = Trainer(model, task, config)
     trainer.run(40)
     lengths = {1: [], 100: []}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dslib.models import DecoderConfig, MoEConfig
-from dslib.rl import LossConfig, SamplingConfig, TrainerConfig, score
+from dslib.rl import RLConfig, SamplingConfig, score
 from dslib.rl.episodes import EpisodeTrainer, play
 from dslib.rl.ragged import RaggedCache
 from dslib.rl.rollout import hidden_states
@@ -157,7 +157,7 @@ def test_no_episodes_are_played_to_nothing():
     assert len(result.episodes) == len(result.rollout) == 0
 
 
-CONFIG = TrainerConfig(loss=LossConfig(aggregation="token"), prompts=8, group=8, lr=3e-2)
+CONFIG = RLConfig(loss={"aggregation": "token"}, prompts=8, group_size=8, lr=3e-2)
 
 
 def trainer(task=TASK, seed=1, **options):
@@ -208,13 +208,13 @@ def test_interrupted_training_goes_on_as_if_it_had_not_been(tmp_path):
 
 
 def test_kl_to_a_reference_is_scored_over_the_gaps():
-    row = trainer(loss=LossConfig(aggregation="token", kl=0.1)).step()
+    row = trainer(loss={"aggregation": "token", "kl": 0.1}).step()
     assert row["kl"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dapo", "remax"])
 def test_algorithms_that_need_more_than_episodes_have_are_refused(algorithm):
     with pytest.raises(ValueError, match=f"algorithm='{algorithm}'"):
-        EpisodeTrainer(TINY.build(), TASK, TrainerConfig(algorithm))
+        EpisodeTrainer(TINY.build(), TASK, RLConfig(algorithm))
     with pytest.raises(ValueError, match="forbids tokens"):
         EpisodeTrainer(TINY.build(), replace(TASK, thinking=False), CONFIG)

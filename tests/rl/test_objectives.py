@@ -12,7 +12,6 @@ from dslib.rl import (
     ALGORITHMS,
     LossConfig,
     PolicyBatch,
-    group_advantages,
     kl_estimate,
     loss_normalizer,
     merged_metrics,
@@ -337,32 +336,6 @@ def test_a_critic_is_held_near_its_old_value():
     assert values.grad.tolist() == [[0.0, -0.5]]
     free = policy_loss(batch, LossConfig(value_coef=1.0, value_clip=None))
     assert free.metrics["value_loss"] == pytest.approx(0.5)
-
-
-def test_every_named_algorithm_is_a_configuration_of_the_one_loss():
-    assert set(ALGORITHMS) == {
-        *("ppo", "grpo", "grpo_no_std", "dr_grpo", "rloo", "reinforce++", "remax", "dapo", "gspo")
-    }
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
-    batch = make_batch()
-    for name, algorithm in ALGORITHMS.items():
-        assert algorithm.critic == (algorithm.advantage == "gae") == (algorithm.loss.value_coef > 0), name
-        assert algorithm.greedy_baseline == (algorithm.advantage == "remax")
-        assert algorithm.source.startswith("arXiv:")
-        if not algorithm.critic:
-            baseline = torch.zeros(1) if algorithm.greedy_baseline else None
-            batch = dataclasses.replace(
-                batch, advantages=group_advantages(rewards, algorithm.advantage, baseline)[0]
-            )
-        config = dataclasses.replace(algorithm.loss, max_length=algorithm.loss.max_length or 6)
-        assert policy_loss(batch, config).loss.isfinite()
-    dapo, gspo = ALGORITHMS["dapo"], ALGORITHMS["gspo"]
-    assert (dapo.loss.clip_low, dapo.loss.clip_high, dapo.loss.aggregation) == (0.2, 0.28, "token")
-    assert dapo.dynamic_sampling
-    assert dapo.overlong
-    assert (gspo.loss.clip_low, gspo.loss.clip_high, gspo.loss.ratio) == (3e-4, 4e-4, "sequence")
-    settings = {(a.advantage, a.loss, a.dynamic_sampling) for a in ALGORITHMS.values()}
-    assert len(settings) == len(ALGORITHMS)
 
 
 BATCH = make_batch()

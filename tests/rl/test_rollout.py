@@ -67,7 +67,7 @@ def model_of(config=TINY, seed=1, sharper=2.0):
 def test_scoring_gives_the_samplers_own_log_probabilities(config, options):
     model = model_of(config)
     sampling = replace(SAMPLING, **options)
-    rollout = sample(model, PROMPTS, sampling, seeded(), group=6, record_routes=True, record_kept=True)
+    rollout = sample(model, PROMPTS, sampling, seeded(), group_size=6, record_routes=True, record_kept=True)
     logp = score(model, rollout, sampling.temperature, rollout.kept, rollout.routes)
     torch.testing.assert_close(logp, rollout.logp, rtol=0, atol=1e-5)
     assert logp.requires_grad
@@ -113,7 +113,7 @@ def test_rows_that_leave_the_batch_change_nothing(options):
 def test_a_group_is_what_repeated_prompts_give():
     model = model_of(MIXTURE).double()
     options = {"record_routes": True, "record_kept": True}
-    grouped = sample(model, PROMPTS, SAMPLING, seeded(), group=5, **options)
+    grouped = sample(model, PROMPTS, SAMPLING, seeded(), group_size=5, **options)
     repeated = sample(model, PROMPTS.repeat_interleave(5, dim=0), SAMPLING, seeded(), **options)
     for name in ("tokens", "mask", "kept", "routes"):
         assert torch.equal(getattr(grouped, name), getattr(repeated, name)), name
@@ -123,7 +123,7 @@ def test_a_group_is_what_repeated_prompts_give():
 def test_tokens_are_drawn_with_their_probabilities():
     model = model_of(sharper=1)
     config = SamplingConfig(max_new_tokens=1, temperature=0.8, top_k=6)
-    rollout = sample(model, PROMPTS[:1], config, seeded(), group=40_000)
+    rollout = sample(model, PROMPTS[:1], config, seeded(), group_size=40_000)
     expected = filter_logits(model(PROMPTS[:1])[0, -1].detach() / 0.8, top_k=6).softmax(-1)
     found = torch.bincount(rollout.completions[:, 0], minlength=11) / 40_000
     torch.testing.assert_close(found, expected, rtol=0, atol=0.01)
@@ -134,7 +134,7 @@ def test_tokens_are_drawn_with_their_probabilities():
 
 def test_the_end_is_scored_and_what_follows_it_is_not():
     model = model_of(sharper=1).double()
-    rollout = sample(model, PROMPTS, SAMPLING, seeded(), group=20)
+    rollout = sample(model, PROMPTS, SAMPLING, seeded(), group_size=20)
     ended = (rollout.completions == END) & rollout.mask
     assert ended.any(1).sum() > 5
     assert (ended.sum(1) <= 1).all()
@@ -153,7 +153,7 @@ def test_the_end_is_scored_and_what_follows_it_is_not():
 def test_kept_sets_make_the_ratio_one_and_without_them_it_is_below():
     model = model_of()
     config = replace(SAMPLING, top_p=0.7)
-    rollout = sample(model, PROMPTS, config, seeded(), group=10, record_kept=True)
+    rollout = sample(model, PROMPTS, config, seeded(), group_size=10, record_kept=True)
     cut = ~rollout.kept.all(-1) & rollout.mask
     assert cut.any()
     ratio = (score(model, rollout, kept=rollout.kept) - rollout.logp).exp()
@@ -165,14 +165,14 @@ def test_kept_sets_make_the_ratio_one_and_without_them_it_is_below():
 def test_a_sampled_token_lies_in_its_kept_set(seed, top_p, top_k):
     model = model_of(seed=seed % 7)
     config = replace(SAMPLING, top_p=top_p, top_k=top_k, max_new_tokens=3)
-    rollout = sample(model, PROMPTS, config, seeded(seed), group=3, record_kept=True)
+    rollout = sample(model, PROMPTS, config, seeded(seed), group_size=3, record_kept=True)
     assert rollout.kept.gather(-1, rollout.completions.unsqueeze(-1)).all()
     assert rollout.kept[rollout.mask].sum(-1).max() <= top_k
 
 
 def test_temperature_belongs_to_every_policy_or_the_ratio_is_off():
     model = model_of()
-    rollout = sample(model, PROMPTS, replace(SAMPLING, temperature=0.5), seeded(), group=4)
+    rollout = sample(model, PROMPTS, replace(SAMPLING, temperature=0.5), seeded(), group_size=4)
     assert (score(model, rollout, 0.5) - rollout.logp).abs().max() < 1e-5
     assert (score(model, rollout, 1.0) - rollout.logp).abs().max() > 0.1
 
@@ -216,7 +216,7 @@ def test_states_are_what_the_head_is_given():
 
 def test_scores_and_gradients_are_those_of_a_full_pass():
     model = model_of().double()
-    rollout = sample(model, PROMPTS, SAMPLING, seeded(), group=4)
+    rollout = sample(model, PROMPTS, SAMPLING, seeded(), group_size=4)
     logits = model(rollout.tokens[:, :-1])[:, 2:] / 0.9
     whole = logits.log_softmax(-1).gather(-1, rollout.completions.unsqueeze(-1)).squeeze(-1) * rollout.mask
     parameters = list(model.parameters())
@@ -290,7 +290,7 @@ def test_impossible_sampling_is_refused_with_its_value(options, words):
         ({"prompts": torch.tensor([[1, 11]])}, "1 to 11, but the model's vocabulary is 0 to 10"),
         ({"prompts": torch.tensor([[-1, 1]])}, "-1 to 1"),
         ({"config": SamplingConfig(3, end=11)}, "end=11"),
-        ({"group": 0}, "group=0"),
+        ({"group_size": 0}, "group_size=0"),
     ],
 )
 def test_bad_prompts_are_refused(arguments, words):
@@ -325,7 +325,7 @@ def test_rollouts_whose_parts_do_not_fit_are_refused():
 
 def test_prompts_read_once_give_the_same_states_and_gradients():
     model = model_of().double()
-    rollout = sample(model, PROMPTS, SAMPLING, seeded(), group=5)
+    rollout = sample(model, PROMPTS, SAMPLING, seeded(), group_size=5)
     read = []
     hook = model.embedding.register_forward_pre_hook(lambda _, inputs: read.append(tuple(inputs[0].shape)))
     shared = completion_states(model, rollout)

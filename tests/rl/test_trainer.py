@@ -7,15 +7,15 @@ import torch
 
 from dslib.models import DecoderConfig, MoEConfig, RWKVConfig
 from dslib.optim import Muon, param_groups_for_muon
-from dslib.rl import ALGORITHMS, LossConfig, group_advantages
+from dslib.rl import ALGORITHMS, group_advantages
+from dslib.rl.config import RLConfig
 from dslib.rl.rollout import SamplingConfig, sample, score
 from dslib.rl.trainer import Trainer
-from dslib.rl.trainer_config import TrainerConfig
 
 TINY = DecoderConfig(vocab_size=8, d_model=16, layers=1, heads=2, mlp_size=16)
 MIXTURE = replace(TINY, moe=MoEConfig(experts=4, top_k=2, gate_scale=1.5, bias_update_rate=0.1))
-CONFIG = TrainerConfig(prompts=6, group=4, lr=1e-2, overlong=1)
-KL = LossConfig(kl=0.1, aggregation="sequence")
+CONFIG = RLConfig(prompts=6, group_size=4, lr=1e-2, overlong=1)
+KL = {"kl": 0.1}
 
 
 def trainer_of(task, model=TINY, double=False, **options):
@@ -37,7 +37,7 @@ def differ(a, b):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_learns_the_sums(sums, algorithm):
-    trainer = trainer_of(sums, algorithm=algorithm, prompts=16, group=8, lr=2e-2, minibatches=2)
+    trainer = trainer_of(sums, algorithm=algorithm, prompts=16, group_size=8, lr=2e-2, minibatches=2)
     table = trainer.run(25)
     first, last = ([row["reward"] for row in rows] for rows in (table[:5], table[-5:]))
     assert sum(last) > sum(first) + 5 * 0.08
@@ -148,8 +148,8 @@ def test_runs_of_one_seed_are_equal_and_of_another_are_not(sums):
 
 def test_a_file_of_another_run_is_refused_with_what_differs(sums, tmp_path):
     trainer_of(sums).run(1, checkpoint=tmp_path / "run")
-    with pytest.raises(ValueError, match=r"run with group=4 \(now 8\), seed=0 \(now 3\)"):
-        trainer_of(sums, group=8, seed=3).run(2, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"run with group_size=4 \(now 8\), seed=0 \(now 3\)"):
+        trainer_of(sums, group_size=8, seed=3).run(2, checkpoint=tmp_path / "run")
     with pytest.raises(RuntimeError, match="size mismatch"):
         trainer_of(sums, replace(TINY, d_model=32)).resume(tmp_path / "run")
 
@@ -214,7 +214,7 @@ def test_remax_subtracts_the_greedy_answers_reward_and_counts_it(sums):
 def test_ppo_values_come_from_the_critic_and_reach_no_weight_of_the_policy(sums):
     after = []
     for coefficient in (0.5, 50.0):
-        loss = replace(ALGORITHMS["ppo"].loss, value_coef=coefficient)
+        loss = {"value_coef": coefficient}
         trainer = trainer_of(sums, algorithm="ppo", loss=loss, critic_lr=1e-2)
         trainer.step()
         after.append(weights(trainer))
@@ -287,8 +287,8 @@ def test_reference_holds_still_and_may_be_another_model(sums):
     first = trainer.step()
     assert first["kl"] > 1e-4
     assert all(torch.equal(a, b) for a, b in zip(kept, base.parameters(), strict=True))
-    strong = trainer_of(sums, loss=replace(KL, kl=10.0)).run(15)[-1]["kl"]
-    weak = trainer_of(sums, loss=replace(KL, kl=1e-3)).run(15)[-1]["kl"]
+    strong = trainer_of(sums, loss={"kl": 10.0}).run(15)[-1]["kl"]
+    weak = trainer_of(sums, loss={"kl": 1e-3}).run(15)[-1]["kl"]
     assert strong < weak / 2
 
 
@@ -350,7 +350,7 @@ def test_optimizers_of_ones_own(sums):
 def test_an_entropy_bonus_keeps_the_entropy(sums):
     ends = []
     for bonus in (0.0, 1.0):
-        loss = LossConfig(entropy_coef=bonus)
+        loss = {"entropy_coef": bonus}
         ends.append(trainer_of(sums, loss=loss, top_k=5, chunk=3).run(15)[-1]["entropy"])
     assert ends[1] > ends[0] + 0.1
 
@@ -371,7 +371,7 @@ def test_impossible_runs_are_refused_at_the_door(sums):
     [
         ({"algorithm": "sarsa"}, "algorithm='sarsa'"),
         ({"prompts": 0}, "prompts=0"),
-        ({"group": 0}, "group=0"),
+        ({"group_size": 0}, "group_size=0"),
         ({"micro_batch": 0}, "micro_batch=0"),
         ({"minibatches": 25}, "minibatches=25"),
         ({"temperature": 0.0}, "temperature=0"),

@@ -11,7 +11,7 @@ from dslib.runs.training_state import (
     load_optimizers,
     optimizer_parts,
     save_checkpoint,
-    under,
+    with_prefix,
 )
 
 
@@ -40,7 +40,7 @@ def test_models_and_optimizers_go_on_as_if_they_had_never_stopped(tmp_path):
     found, state = load_checkpoint(tmp_path / "deep" / "run")
     assert state["note"] == [1, 2.5, None]
     again = Decoder(config, seed=9)
-    again.load_state_dict(under(found, "model"))
+    again.load_state_dict(with_prefix(found, "model"))
     others = optimizers_of(again)
     load_optimizers(others, found, state["optimizers"])
     stepped(model, optimizers)
@@ -80,4 +80,4 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
 
 def test_names_that_only_begin_alike_are_not_taken():
     tensors = {"model.a": torch.ones(1), "models.b": torch.ones(1)}
-    assert list(under(tensors, "model")) == ["a"]
+    assert list(with_prefix(tensors, "model")) == ["a"]

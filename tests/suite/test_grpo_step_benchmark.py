@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dslib.models import DecoderConfig
-from dslib.rl import Trainer, TrainerConfig
+from dslib.rl import RLConfig, Trainer
 from dslib.suite.benchmarks import grpo_step
 from dslib.tasks.verifiable import Task
 
@@ -15,7 +15,7 @@ SETTING = grpo_step.Setting(DecoderConfig(vocab_size=12, d_model=8, layers=1, he
 
 def test_every_completion_is_of_full_length_and_every_group_teaches():
     assert isinstance(SETTING.task, Task)
-    trainer = Trainer(SETTING.model.build(0), SETTING.task, TrainerConfig("grpo", prompts=3, group=4))
+    trainer = Trainer(SETTING.model.build(0), SETTING.task, RLConfig("grpo", prompts=3, group_size=4))
     row = trainer.step()
     assert row["length"] == SETTING.new_tokens
     rewards = trainer.last.rewards

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dslib.models.decoder import Decoder, DecoderConfig
-from dslib.rl import Trainer, TrainerConfig
+from dslib.rl import RLConfig, Trainer
 from dslib.suite.benchmarks import print_table
 
 STEPS, WARMUP = 9, 2
@@ -34,7 +34,7 @@ class Setting:
 
     model: DecoderConfig
     prompts: int
-    group: int
+    group_size: int
     prompt_length: int
     new_tokens: int
 
@@ -45,7 +45,7 @@ class Setting:
 
     def __str__(self) -> str:
         sizes = f"{self.model.d_model} × {self.model.layers}, vocabulary {self.model.vocab_size}"
-        return f"{sizes}; {self.prompts} × {self.group}; {self.prompt_length} + {self.new_tokens} tokens"
+        return f"{sizes}; {self.prompts} × {self.group_size}; {self.prompt_length} + {self.new_tokens} tokens"
 
 
 #: Countdown as the notebooks train it, and completions that are longer than the prompt.
@@ -175,7 +175,7 @@ def measure(
     setting: Setting, decoder: Decoder, llama: nn.Module, steps: int = STEPS, warmup: int = WARMUP
 ) -> tuple[list[float], list[float]]:
     """Seconds of each step, ours and TRL's, in turns; the first ``warmup`` of each are left out."""
-    config = TrainerConfig("grpo", prompts=setting.prompts, group=setting.group, lr=LR)
+    config = RLConfig("grpo", prompts=setting.prompts, group_size=setting.group_size, lr=LR)
     trainer = Trainer(decoder, setting.task, config)
     ours: list[float] = []
     theirs: list[float] = []
@@ -221,8 +221,8 @@ def peer_trainer(
     config = GRPOConfig(
         output_dir=folder,
         use_cpu=not torch.cuda.is_available(),
-        per_device_train_batch_size=setting.prompts * setting.group,
-        num_generations=setting.group,
+        per_device_train_batch_size=setting.prompts * setting.group_size,
+        num_generations=setting.group_size,
         max_completion_length=task.max_new_tokens,
         generation_kwargs={"min_new_tokens": task.max_new_tokens},
         learning_rate=LR,
