@@ -21,23 +21,34 @@ import types
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def cached(function: Callable[P, R]) -> Callable[P, R]:
+@overload
+def cached(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def cached(*, also: Callable[..., str]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def cached(function: Any = None, /, *, also: Callable[..., str] | None = None) -> Any:
     """Keep the results of ``function`` on disk, computed once even by processes in parallel.
 
     Its arguments are frozen dataclasses, numbers, text, None, enums, and tuples of these; the
     result is anything that pickles (dicts of tensors do), and is loaded anew for every call, so
     nobody can change another's. An interrupted computation leaves no entry and a damaged entry is
-    computed again.
+    computed again. What a step reads besides its arguments, a file say, is named by ``also``: a function of
+    all its arguments, in their order, whose text is part of the key.
 
     Raises TypeError, when decorating, for anything but a function at the top of a dslib module,
     and, when calling, for an argument of another type, naming it.
     """
+    if function is None and also is not None:
+        return functools.partial(_cached, also=also)
+    return _cached(function, also)
+
+
+def _cached(function: Callable[P, R], also: Callable[..., str] | None) -> Callable[P, R]:
     _check_function(function)
     signature = inspect.signature(function)
 
@@ -45,7 +56,7 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        key = entry_key(function, bound.arguments)
+        key = entry_key(function, bound.arguments, also)
         directory = cache_directory()
         if directory is None:
             return function(*args, **kwargs)
@@ -91,14 +102,17 @@ def source_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def entry_key(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    """The key of a call: its function and arguments, the sources, the versions.
+def entry_key(
+    function: Callable[..., Any], arguments: dict[str, Any], also: Callable[..., str] | None = None
+) -> str:
+    """The key of a call: its function and arguments, what is read ``also``, the sources, the versions.
 
     Raises TypeError for an argument that has no stable content, naming it.
     """
     name = f"{function.__module__}.{function.__qualname__}"
     content = ",".join(f"{key}={_canonical(key, value)}" for key, value in arguments.items())
-    return hashlib.sha256(f"{name}({content})|{source_hash()}|{_versions()}".encode()).hexdigest()[:32]
+    read = "" if also is None else also(*arguments.values())
+    return hashlib.sha256(f"{name}({content})|{read}|{source_hash()}|{_versions()}".encode()).hexdigest()[:32]
 
 
 @functools.cache

@@ -8,7 +8,9 @@ import torch
 
 from dslib.models import DecoderConfig, TrainConfig, flops_per_step, probe, train, train_many, with_compute
 from dslib.models.decoder import Decoder
-from dslib.models.training import learning_rate_factor, make_optimizers, recall_losses
+from dslib.models.measuring import recall_losses
+from dslib.models.train_config import learning_rate_factor
+from dslib.models.training import make_optimizers
 from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
 from dslib.tasks import RecallTask
 
