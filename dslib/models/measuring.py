@@ -51,6 +51,12 @@ def recorded_calls(modules: Iterable[nn.Module]) -> Iterator[list[ForwardCall]]:
             hook.remove()
 
 
+def named_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that Muon would train, by name, in the order of the model's parameters."""
+    matrices = set(param_groups_for_muon(model)[0])
+    return {name: p for name, p in model.named_parameters() if p in matrices}
+
+
 @torch.no_grad()
 def probe(model: Decoder, tokens: Tensor) -> dict[str, float]:
     """Sizes inside a model on ``tokens`` (batch, time): ``weight_rms`` over all of Muon's matrices,
