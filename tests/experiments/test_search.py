@@ -74,7 +74,7 @@ class Point:
 
 
 def bowl(points):
-    """A skewed bowl with its bottom at lr=1, width=8."""
+    """A skewed bowl, at whose sides a pass ends before its bottom."""
     x, y = ([math.log2(p.lr) for p in points], [math.log2(p.width / 8) for p in points])
     return [a * a + b * b + 1.5 * a * b for a, b in zip(x, y, strict=True)]
 
@@ -87,7 +87,9 @@ def test_passes_go_on_until_no_coordinate_moves():
     coordinates = (Grid("lr", refine=False), WIDTH)
     once = one_pass(start, coordinates, bowl)
     assert once != one_pass(once, coordinates, bowl)
-    assert coordinate_search(start, coordinates, bowl, most_passes=20) == Point(1.0, 8)
+    found = coordinate_search(start, coordinates, bowl, most_passes=20)
+    assert bowl([found]) < bowl([once])
+    assert one_pass(found, coordinates, bowl) == found, "it is best along each, all others held"
     with pytest.raises(RuntimeError, match="after 2 passes"):
         coordinate_search(start, coordinates, bowl, most_passes=2)
 
