@@ -73,7 +73,7 @@ def test_momentum_is_adamws_beta_or_muons_mu():
     assert study.rates_of(adamw) == study.rates_of(muon) == settings
 
 
-def test_arms_get_the_settings_of_their_own_search_and_the_compute_of_their_share():
+def test_arms_get_the_rates_of_their_own_search_and_the_compute_of_their_share():
     arms = study.tuned_arms(BASE, pd.DataFrame(study.search_arms(BASE, study.ARMS, valley(0.02, 0.1))))
     assert list(arms) == list(study.ARMS)
     assert arms["AdamW"].steps == BASE.steps
