@@ -126,11 +126,14 @@ def search_rates(
             known.append(float(f"{value:.6g}"))
         return near[0] if near else known[-1]
 
-    rest_lr = () if start.rest_lr is None else (Grid("rest_lr", value=snapped),)
-    momentum = (Choice("momentum", momentum_values),) if momentum_values else ()
+    start = replace(start, lr=snapped(start.lr))
+    coordinates = [Grid("lr", value=snapped)]
+    if momentum_values:
+        coordinates.insert(0, Choice("momentum", momentum_values))
+    if start.rest_lr is not None:
+        start = replace(start, rest_lr=snapped(start.rest_lr))
+        coordinates.append(Grid("rest_lr", value=snapped))
     trials = Trials(on_seeds(run, lambda rates: with_rates(base, optimizer, share, rates), seeds))
-    start = replace(start, lr=snapped(start.lr), rest_lr=start.rest_lr and snapped(start.rest_lr))
-    coordinates = (*momentum, Grid("lr", value=snapped), *rest_lr)
     coordinate_search(start, coordinates, trials.losses, _MOST_PASSES)
     return trials.results
 
