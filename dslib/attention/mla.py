@@ -37,18 +37,23 @@ class ModelSizes(Protocol):
 
 @dataclass(frozen=True)
 class MLAConfig:
-    """Sizes of :class:`MLA` a head, small ones; DeepSeek-V3 has q_rank 1536, kv_rank 512, nope_dim 128,
-    rope_dim 64 and value_dim 128. ``q_rank=None``: queries come from the input without a latent of their
-    own. ``mscale`` is YaRN's factor, whose square multiplies the softmax scale. ``mode`` is how a whole
-    sequence is computed."""
+    """Sizes of :class:`MLA` a head, small ones; DeepSeek-V3's stand beside them."""
 
+    #: Of the queries' latent (1536; None: queries come from the input without one).
     q_rank: int | None = None
+    #: Of the latent that keys and values share (512).
     kv_rank: int = 32
+    #: Numbers of a key or query that are not rotated (128) …
     nope_dim: int = 16
+    #: … and that are (64).
     rope_dim: int = 8
+    #: Of a head's values (128).
     value_dim: int = 16
+    #: Which numbers are turned together: ``"interleaved"`` or ``"half_split"``.
     rope_layout: str = "interleaved"
+    #: YaRN's factor, whose square multiplies the softmax scale.
     mscale: float = 1.0
+    #: How a whole sequence is computed: ``"mha"`` or ``"mqa"``.
     mode: str = "mha"
 
     def __post_init__(self) -> None:

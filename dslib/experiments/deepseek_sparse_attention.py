@@ -20,8 +20,11 @@ from dslib.attention.dsa import LightningIndexer, select_topk, selected_mass
 from dslib.attention.fp8 import fp8_scores
 from dslib.models.decoder import Decoder
 from dslib.models.layers.dsa import SparseMLA, SparseMLAConfig
-from dslib.models.training import TrainConfig, TrainResult, in_workers, recall_losses, train
+from dslib.models.measuring import recall_losses, recorded_calls
+from dslib.models.train_config import TrainConfig
+from dslib.models.training import TrainResult, corpus_digest, train_to_end
 from dslib.runs.cache import cached
+from dslib.runs.workers import in_workers
 from dslib.tasks.corpus import load_corpus
 from dslib.tasks.recall import RECALL, TEXT
 
@@ -35,43 +38,49 @@ SHORT, DENSE, WARMED = "short context", "dense training", "warm-up"
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One way to go on from the dense model: the stage, what selects, the run it starts from, and the target
-    of the indexer's loss."""
+class Continuation:
+    """One way to go on from the dense model."""
 
+    #: :class:`SparseMLAConfig`'s, like the two below.
     stage: str = "sparse"
     selection: str = "indexer"
+    #: The run it starts from.
     start: str = DENSE
+    #: Of the indexer's loss.
     target: str = "selected"
 
 
 ARMS = {
-    "dense": Arm(stage="dense"),
-    "sparse": Arm(start=WARMED),
-    "sparse, no warm-up": Arm(),
-    "window": Arm(selection="window"),
-    "random": Arm(selection="random"),
-    "sparse, full target": Arm(start=WARMED, target="full"),
+    "dense": Continuation(stage="dense"),
+    "sparse": Continuation(start=WARMED),
+    "sparse, no warm-up": Continuation(),
+    "window": Continuation(selection="window"),
+    "random": Continuation(selection="random"),
+    "sparse, full target": Continuation(start=WARMED, target="full"),
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``base`` is the dense training, with a recall task and :class:`SparseMLAConfig`'s attention. With a
-    ``context`` longer than its own it goes on for ``extension_steps`` on windows of that length, facts and
-    questions ``distance`` apart, as long-context models are made. The indexer is warmed up for ``warm_up_steps``
-    at ``warm_up_lr``; then every arm goes on for ``steps``, its learning rates ``lr_share`` of the base's, with
-    ``top_k`` keys a query. (The paper's sparse stage is fifteen times as long as its warm-up and runs at a
+    """Dense training, perhaps on longer windows, too, as long-context models are made; the indexer's warm-up; then
+    every arm from there. (The paper's sparse stage is fifteen times as long as its warm-up and runs at a
     learning rate far below the dense training's.)"""
 
+    #: The dense training, with a recall task and :class:`SparseMLAConfig`'s attention.
     base: TrainConfig
+    #: Keys a query in the sparse stage.
     top_k: int
     warm_up_steps: int = 100
     warm_up_lr: float = 0.03
+    #: Of every arm.
     steps: int = 150
+    #: Its learning rates as a share of the base's.
     lr_share: float = 0.3
+    #: A longer length of windows, on which the dense training goes on (None: it does not) …
     context: int | None = None
+    #: … facts and questions as far apart …
     distance: int | None = None
+    #: … for so many steps.
     extension_steps: int = 200
 
     def __post_init__(self) -> None:
@@ -106,9 +115,9 @@ class Recipe:
             return self._attending(later, stage="warm-up", top_k=self.top_k)
         if run not in ARMS:
             raise ValueError(f"run={run!r} is unknown; use one of {[SHORT, DENSE, WARMED, *ARMS]}")
-        arm = ARMS[run]
+        way = ARMS[run]
         return self._attending(
-            later, stage=arm.stage, selection=arm.selection, target=arm.target, top_k=self.top_k
+            later, stage=way.stage, selection=way.selection, target=way.target, top_k=self.top_k
         )
 
     def before(self, run: str) -> list[str]:
@@ -126,29 +135,32 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training of a recipe: ``DENSE``, ``WARMED`` or a name in :data:`ARMS`."""
+class RecipeRun:
+    """One training of a recipe."""
 
     recipe: Recipe
+    #: ``DENSE``, ``WARMED`` or a name in :data:`ARMS`.
     name: str
 
     @property
     def corpus(self) -> str | None:
-        """The text, as :func:`dslib.models.training.in_workers` asks for it."""
+        """The text."""
         return self.recipe.base.corpus
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A finished run: its weights, what training measured, and for the weights at its end ``masses``, the
-    shares of the attention mass of :func:`masses`, and ``checks``: ``"mixed_loss"``, the mean over all tokens that
-    can be foreseen, text and answers; ``"recall_misrotated"``, the accuracy with the indexer's rotation laid out
-    the other way; and the overlaps of :func:`overlap` with keys selected so, and in FP8."""
+class RecipeResult:
+    """A finished run, and what was measured with the weights at its end."""
 
-    run: Run
+    run: RecipeRun
     weights: dict[str, Tensor] = field(repr=False)
+    #: What training measured.
     result: TrainResult = field(repr=False)
+    #: Shares of the attention mass: see :func:`masses`.
     masses: dict[str, float] = field(default_factory=dict)
+    #: ``"mixed_loss"``: the mean over all tokens that can be foreseen, text and answers; ``"recall_misrotated"``: the
+    #: accuracy with the indexer's rotation laid out the other way; and the overlaps of :func:`overlap` with keys
+    #: selected so, and in FP8.
     checks: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -174,33 +186,26 @@ class Trained:
         return model.requires_grad_(False)
 
 
-def run_many(runs: Iterable[Run], jobs: int = 1) -> list[Trained]:
-    """Every run, in worker processes and cached; what several start from is trained once, first."""
+def train_recipes(runs: Iterable[RecipeRun], jobs: int = 1) -> list[RecipeResult]:
+    """:func:`recipe_result` of every run, in workers; what several start from is trained once, first."""
     runs = list(runs)
     for name in (SHORT, DENSE, WARMED):
-        wanted = [Run(run.recipe, name) for run in runs if name in run.recipe.before(run.name)]
-        list(in_workers(_run, dict.fromkeys(wanted), jobs))
-    return list(in_workers(_run, runs, jobs))
+        wanted = [RecipeRun(run.recipe, name) for run in runs if name in run.recipe.before(run.name)]
+        list(in_workers(recipe_result, dict.fromkeys(wanted), jobs))
+    return list(in_workers(recipe_result, runs, jobs))
 
 
-@cached
-def _run(run: Run, corpus: str) -> Trained:
+@cached(also=corpus_digest)
+def recipe_result(run: RecipeRun) -> RecipeResult:
+    """Train one run of a recipe and measure, after what it starts from. Raises RuntimeError when one diverges."""
     config = run.recipe.configuration(run.name)
-    weights = {}
-
-    def keep(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
-        if step == config.steps:
-            weights.update({name: value.clone() for name, value in model.state_dict().items()})
-
-    start, trainable = None, None
-    if before := run.recipe.before(run.name):
-        start = _run(Run(run.recipe, before[-1]), corpus).weights
-    if run.name == WARMED:
-        trainable = _is_indexer
-    result = train(config, observe=keep, weights=start, trainable=trainable)
-    if not weights:
-        raise RuntimeError(f"{run.name} diverged: a loss stopped being finite; lower its learning rate")
-    trained = Trained(run, weights, result)
+    before = run.recipe.before(run.name)
+    last = train_to_end(
+        config,
+        weights=recipe_result(RecipeRun(run.recipe, before[-1])).weights if before else None,
+        trainable=_is_indexer if run.name == WARMED else None,
+    )
+    trained = RecipeResult(run, last.weights, last.result)
     inputs, _, kinds = planted(config)
     text, answers = ((kinds == kind).sum().item() for kind in (TEXT, RECALL))
     checks = {
@@ -225,17 +230,9 @@ def planted(config: TrainConfig) -> tuple[Tensor, Tensor, Tensor]:
 @torch.no_grad()
 def attention_inputs(model: Decoder, tokens: Tensor) -> list[tuple[SparseMLA, Tensor]]:
     """Each layer's attention and what came into it, (batch, time, d_model), for ``tokens`` (batch, time)."""
-    seen: list[tuple[SparseMLA, Tensor]] = []
-    hooks = [
-        block.attention.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs[0])))
-        for block in model.blocks
-    ]
-    try:
+    with recorded_calls(block.attention for block in model.blocks) as calls:
         model(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen
+    return [(call.module, call.input) for call in calls]
 
 
 @torch.no_grad()
@@ -267,14 +264,14 @@ def masses(model: Decoder, tokens: Tensor, top_k: int, where: Tensor | None = No
 
 
 @torch.no_grad()
-def evaluate(trained: Trained, **changes: Any) -> dict[str, float]:
-    """:func:`dslib.models.training.recall_losses` of a trained model with another configuration of its
+def evaluate(trained: RecipeResult, **changes: Any) -> dict[str, float]:
+    """:func:`dslib.models.measuring.recall_losses` of a trained model with another configuration of its
     attention, such as ``indexer_rope_layout="interleaved"`` or another ``top_k``."""
     return recall_losses(trained.model(**changes), planted(trained.result.config))
 
 
 @torch.no_grad()
-def overlap(trained: Trained, change: Callable[[LightningIndexer, Tensor, Tensor], Tensor]) -> float:
+def overlap(trained: RecipeResult, change: Callable[[LightningIndexer, Tensor, Tensor], Tensor]) -> float:
     """Share of the keys selected with exact scores that are selected with ``change(indexer, x, latent)``'s scores
     too, (batch, time, time), over layers and queries that see more than top_k keys."""
     model, top_k = trained.model(), trained.run.recipe.top_k
@@ -305,7 +302,7 @@ def answering(config: TrainConfig, count: int = 16) -> Tensor:
     return planted(config)[2][:count] == RECALL
 
 
-def rows(trained: Iterable[Trained], **labels: Any) -> list[dict[str, Any]]:
+def rows(trained: Iterable[RecipeResult], **labels: Any) -> list[dict[str, Any]]:
     """One flat row a run: labels, its recipe, what it measured at its end."""
     table = []
     for one in trained:

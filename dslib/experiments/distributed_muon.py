@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,27 +13,32 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslib.models.decoder import Decoder, DecoderConfig
-from dslib.models.training import TrainConfig, learning_rate_factor
+from dslib.models.measuring import named_matrices
+from dslib.models.train_config import TrainConfig
+from dslib.models.training import training_batches, training_steps
 from dslib.optim import Muon, ZeroAdamW, ZeroMuon, param_groups_for_muon
 from dslib.optim.collectives import Collectives
-from dslib.tasks.corpus import batches, load_corpus
 
 
 @dataclass(frozen=True)
 class RankRun:
-    """What one rank tells of a run. ``weights``: the model's; ``states``: the state dictionaries of the
-    optimizers, whole; ``losses``: of every step, mean over ranks, nats a token. The dictionaries
-    ``sent`` (bytes, by purpose), ``state_bytes`` and ``seconds`` (``"forward and backward"``, ``"optimizer"``,
-    and of that ``"communication"``) say what the optimizer of the matrices did, or, under ``"rest"``, the other."""
+    """What one rank tells of a run. ``sent`` and ``state_bytes`` are of the optimizer of the ``"matrices"`` and of
+    that of the ``"rest"``."""
 
     config: TrainConfig
     ranks: int
+    #: Steps done.
     step: int
+    #: The model's.
     weights: dict[str, Tensor]
+    #: The state dictionaries of the optimizers, whole.
     states: list[dict[str, Any]]
+    #: Of every step, mean over ranks, nats a token.
     losses: list[float]
+    #: Bytes, by purpose.
     sent: dict[str, dict[str, int]]
     state_bytes: dict[str, int]
+    #: ``"forward and backward"``, ``"optimizer"``, and of that ``"communication"``.
     seconds: dict[str, float]
 
 
@@ -103,40 +107,44 @@ def train_rank(
     if config.batch_size % ranks:
         raise ValueError(f"batch_size={config.batch_size} must be a multiple of the {ranks} ranks")
     model = Decoder(config.model, seed=config.seed)
-    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
-    stream = batches(load_corpus(config.corpus).train, config.batch_size, config.context, generator)
+    stream = training_batches(config)
+    first, stop = start.step if start else 0, stop or config.steps
+    optimizers = optimizers_for_ranks(model, config, **(options or {}))
     if start is not None:
         model.load_state_dict(start.weights)
-        for _ in range(start.step):
+        for _ in range(first):
             next(stream)
-    optimizers = optimizers_for_ranks(model, config, **(options or {}))
-    peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    for optimizer, state in zip(optimizers, start.states if start else [], strict=False):
-        optimizer.load_state_dict(state)
-    losses = []
-    seconds = {"forward and backward": 0.0, "optimizer": 0.0, "communication": 0.0}
-    first, stop = start.step if start else 0, stop or config.steps
-    for step in range(first, stop):
+        for optimizer, state in zip(optimizers, start.states, strict=True):
+            optimizer.load_state_dict(state)
+
+    def loss_of_batch(step: int) -> Tensor:
         if before_step is not None:
             before_step(step)
-        began = time.perf_counter()
-        for optimizer, rates in zip(optimizers, peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = peak * learning_rate_factor(step, config)
         inputs, targets = next(stream)
-        loss = model.loss(inputs[rank::ranks], targets[rank::ranks])
+        return model.loss(inputs[rank::ranks], targets[rank::ranks])
+
+    def backward(loss: Tensor) -> None:
         loss.backward()
         if sharded:
             dist.barrier()  # what a rank waits for a slower one here is no communication of the optimizer
-        middle = time.perf_counter()
-        for optimizer in optimizers:
-            optimizer.step()
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        seconds["forward and backward"] += middle - began
-        seconds["optimizer"] += time.perf_counter() - middle
-        losses.append(loss.detach())
-    losses = torch.stack(losses)
+
+    loop = training_steps(
+        model,
+        config,
+        loss_of_batch,
+        optimizers,
+        backward=backward,
+        first=first,
+        stop=stop,
+        end_at_infinity=False,
+    )
+    steps = list(loop)
+    losses = torch.tensor([step.loss for step in steps])
+    seconds = {
+        "forward and backward": sum(step.seconds - step.optimizer_seconds for step in steps),
+        "optimizer": sum(step.optimizer_seconds for step in steps),
+        "communication": 0.0,
+    }
     if sharded:
         dist.all_reduce(losses)
         seconds["communication"] = sum(sum(o.traffic.seconds.values()) for o in optimizers)
@@ -174,33 +182,41 @@ class Replay:
 
 
 def record_gradients(config: TrainConfig, micro_batches: int = 4) -> Recording:
-    """Train in this process, and keep the gradients of the matrices for each of ``micro_batches`` equal parts
-    of every batch. Raises ValueError for a batch that cannot be parted so."""
+    """Train in this process at a constant learning rate, and keep the gradients of the matrices for each of
+    ``micro_batches`` equal parts of every batch. Raises ValueError for a batch that cannot be parted so."""
     if config.batch_size % micro_batches:
         raise ValueError(f"batch_size={config.batch_size} must be a multiple of {micro_batches}")
     model = Decoder(config.model, seed=config.seed)
-    optimizers = optimizers_for_ranks(model, config)
-    members = {id(p) for p in param_groups_for_muon(model)[0]}
-    matrices = {name: p for name, p in model.named_parameters() if id(p) in members}
+    matrices, stream = named_matrices(model), training_batches(config)
     initial = {name: p.detach().clone() for name, p in matrices.items()}
-    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
-    stream = batches(load_corpus(config.corpus).train, config.batch_size, config.context, generator)
-    gradients = []
-    for _ in range(config.steps):
+    losses: list[Tensor] = []
+    gradients: list[list[dict[str, Tensor]]] = []
+
+    def loss_of_batch(_: int) -> Tensor:
         inputs, targets = next(stream)
-        parts = []
+        losses[:] = [
+            model.loss(inputs[micro::micro_batches], targets[micro::micro_batches])
+            for micro in range(micro_batches)
+        ]
+        return torch.stack(losses).mean()
+
+    def backward(_: Tensor) -> None:
+        gradients.append([])
         total: dict[Tensor, Tensor] = {}
-        for micro in range(micro_batches):
+        for loss in losses:
             model.zero_grad(set_to_none=True)
-            model.loss(inputs[micro::micro_batches], targets[micro::micro_batches]).backward()
-            parts.append({name: p.grad.clone() for name, p in matrices.items()})
+            loss.backward()
+            gradients[-1].append({name: p.grad.clone() for name, p in matrices.items()})
             for p in model.parameters():
                 total[p] = total.get(p, 0) + p.grad / micro_batches
         for p, gradient in total.items():
             p.grad = gradient
-        for optimizer in optimizers:
-            optimizer.step()
-        gradients.append(parts)
+
+    constant = replace(config, warmup=0.0, final_lr=1.0)
+    for _ in training_steps(
+        model, constant, loss_of_batch, optimizers_for_ranks(model, config), backward=backward
+    ):
+        pass
     return Recording(config, initial, gradients)
 
 
@@ -268,9 +284,7 @@ def train_fsdp(config: TrainConfig, options: Mapping[str, Any] | None = None) ->
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = Decoder(config.model, seed=config.seed)
     mesh = init_device_mesh("cpu", (ranks,))
-    matrices, rest = param_groups_for_muon(model)
-    taken = {id(p) for p in matrices}
-    names = [name for name, p in model.named_parameters() if id(p) in taken]
+    names = list(named_matrices(model))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -282,17 +296,14 @@ def train_fsdp(config: TrainConfig, options: Mapping[str, Any] | None = None) ->
         Muon([(name, parameters[name]) for name in names], batched=False, **shared, **(options or {})),
         torch.optim.AdamW(rest, lr=rest_lr, betas=config.betas, weight_decay=config.weight_decay),
     ]
-    peaks = [config.lr, rest_lr]
-    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
-    stream = batches(load_corpus(config.corpus).train, config.batch_size, config.context, generator)
-    for step in range(config.steps):
+    stream = training_batches(config)
+
+    def loss_of_batch(_: int) -> Tensor:
         inputs, targets = next(stream)
-        model.loss(inputs[rank::ranks], targets[rank::ranks]).backward()
-        for optimizer, peak in zip(optimizers, peaks, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * learning_rate_factor(step, config)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        return model.loss(inputs[rank::ranks], targets[rank::ranks])
+
+    for _ in training_steps(model, config, loss_of_batch, optimizers, end_at_infinity=False):
+        pass
     return {name: p.full_tensor().detach() for name, p in parameters.items()}
 
 

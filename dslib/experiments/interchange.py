@@ -6,23 +6,23 @@ answers, the learning rate falling on a line to 0, each stage with either optimi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from dslib.experiments.search import best_bracketed, bracketed_minimum
+from dslib.experiments.search import Grid, Runner, Trials, best_in_table, one_pass
 from dslib.experiments.svd_entropy import STAND_IN
 from dslib.models.decoder import Decoder
-from dslib.models.training import TrainConfig, in_workers, train, validation_loss
+from dslib.models.measuring import validation_loss
+from dslib.models.train_config import TrainConfig
+from dslib.models.training import corpus_digest, train, train_to_end
 from dslib.runs.cache import cached
 from dslib.tasks.corpus import DOCSTRINGS, evaluation_windows, load_corpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pandas
 
 #: Pretraining and fine-tuning optimizer of the four cells of the table, …
@@ -32,7 +32,16 @@ NULL_CELLS = tuple(tuple(STAND_IN if name == "Muon" else name for name in cell) 
 
 
 @dataclass(frozen=True)
-class FineTune:
+class Cell:
+    """A point of the search: one cell of the table, at a share of the pretraining's learning rates."""
+
+    pretrain: str
+    tune: str
+    share: float
+
+
+@dataclass(frozen=True)
+class FineTunings:
     """One pretraining and the fine-tunings that start from its weights. Raises ValueError when a fine-tuning
     has another model, or none is given."""
 
@@ -50,41 +59,35 @@ class FineTune:
                     f"tunes has a model {tune.model}, but the pretrained one is {self.pretrain.model}"
                 )
 
-    @property
-    def corpus(self) -> str | None:
-        """The text of the fine-tunings, whose digest covers that of the library."""
-        return self.tunes[0].corpus
-
 
 @dataclass(frozen=True)
-class FineTuned:
-    """Losses in nats a byte: after pretraining on its own held-out text (``pretrained``) and on that of the
-    fine-tuning (``before``), then after each fine-tuning (``losses``)."""
+class FineTuningLosses:
+    """In nats a byte."""
 
-    config: FineTune
+    config: FineTunings
+    #: After pretraining, on its own held-out text …
     pretrained: float
+    #: … and on that of the fine-tuning.
     before: float
+    #: After each fine-tuning.
     losses: tuple[float, ...]
 
 
-Run = Callable[[list[FineTune]], Iterable[FineTuned]]
+def _digests(config: FineTunings) -> str:
+    return " ".join(map(corpus_digest, (config.pretrain, *config.tunes)))
 
 
-def fine_tune_runs(configs: Iterable[FineTune], jobs: int = 1) -> Iterator[FineTuned]:
-    """Every pretraining with its fine-tunings, in workers of one thread, in order; results are kept."""
-    return in_workers(_fine_tune, configs, jobs)
-
-
-@cached
-def _fine_tune(config: FineTune, corpus: str) -> FineTuned:
-    pretrained, weights = _pretrained(config.pretrain, load_corpus(config.pretrain.corpus).digest)
+@cached(also=_digests)
+def fine_tuned(config: FineTunings) -> FineTuningLosses:
+    """Pretrain, and fine-tune from the weights of that each time."""
+    pretrained, weights = _pretrained(config.pretrain)
     model = Decoder(config.pretrain.model)
     model.load_state_dict(weights)
     first = config.tunes[0]
     windows = evaluation_windows(
         load_corpus(first.corpus).validation, first.evaluation_windows, first.context
     )
-    return FineTuned(
+    return FineTuningLosses(
         config=config,
         pretrained=pretrained,
         before=validation_loss(model, windows),
@@ -92,19 +95,11 @@ def _fine_tune(config: FineTune, corpus: str) -> FineTuned:
     )
 
 
-@cached
-def _pretrained(config: TrainConfig, corpus: str) -> tuple[float, dict[str, Tensor]]:
+@cached(also=corpus_digest)
+def _pretrained(config: TrainConfig) -> tuple[float, dict[str, Tensor]]:
     """Final loss and weights."""
-    kept: dict[str, Tensor] = {}
-
-    def keep(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
-        if step == config.steps:
-            kept.update({name: value.clone() for name, value in model.state_dict().items()})
-
-    loss = train(config, observe=keep).final_loss
-    if not kept:
-        raise RuntimeError(f"pretraining diverged before its end, with lr={config.lr}: lower it")
-    return loss, kept
+    trained = train_to_end(config)
+    return trained.result.final_loss, trained.weights
 
 
 def fine_tuning(pretrain: TrainConfig, steps: int, share: float) -> TrainConfig:
@@ -123,31 +118,38 @@ def fine_tuning(pretrain: TrainConfig, steps: int, share: float) -> TrainConfig:
 
 
 def search_shares(
-    arms: dict[str, TrainConfig],
-    steps: int,
-    seeds: Sequence[int],
-    run: Run,
-    start: Sequence[float] = (0.25, 0.5, 1.0),
+    arms: dict[str, TrainConfig], steps: int, seeds: Sequence[int], run: Runner, start: float = 0.5
 ) -> list[dict[str, Any]]:
-    """Search the share of the pretraining's learning rates for each of :data:`CELLS`, bracketed: rows."""
+    """Search the share of the pretraining's learning rates for each of :data:`CELLS`, bracketed: rows. ``run`` makes
+    :func:`fine_tuned`."""
+
+    def on_seeds(cells: list[Cell]) -> list[tuple[dict[str, Any], ...]]:
+        """One pretraining a seed serves all shares of a cell."""
+        tunes, shares = [cell.tune for cell in cells], [cell.share for cell in cells]
+        asked = [_fine_tunings(arms, cells[0].pretrain, tunes, shares, steps, seed) for seed in seeds]
+        rows = [_rows(result, "search", cells[0].pretrain, tunes, shares) for result in run(asked)]
+        return list(zip(*rows, strict=True))
+
     rows: list[dict[str, Any]] = []
     for pretrain, tune in CELLS:
-
-        def losses(shares: Sequence[float], pretrain: str = pretrain, tune: str = tune) -> list[float]:
-            asked = [
-                FineTune(
-                    replace(arms[pretrain], seed=seed),
-                    tuple(replace(fine_tuning(arms[tune], steps, share), seed=seed) for share in shares),
-                )
-                for seed in seeds
-            ]
-            results = list(run(asked))
-            for result in results:
-                rows.extend(_rows(result, "search", pretrain, [tune] * len(shares), shares))
-            return [sum(result.losses[i] for result in results) / len(results) for i in range(len(shares))]
-
-        bracketed_minimum(losses, list(start))
+        trials = Trials(on_seeds, itemgetter("loss"))
+        one_pass(Cell(pretrain, tune, start), (Grid("share"),), trials.losses)
+        rows += trials.results
     return rows
+
+
+def _fine_tunings(
+    arms: dict[str, TrainConfig],
+    pretrain: str,
+    tunes: Sequence[str],
+    shares: Sequence[float],
+    steps: int,
+    seed: int,
+) -> FineTunings:
+    configs = (fine_tuning(arms[tune], steps, share) for tune, share in zip(tunes, shares, strict=True))
+    return FineTunings(
+        replace(arms[pretrain], seed=seed), tuple(replace(config, seed=seed) for config in configs)
+    )
 
 
 def best_shares(searched: pandas.DataFrame) -> dict[tuple[str, str], float]:
@@ -157,7 +159,7 @@ def best_shares(searched: pandas.DataFrame) -> dict[tuple[str, str], float]:
     Raises ValueError when an optimum lies at an edge.
     """
     best = {
-        cell: best_bracketed(dict(part.groupby("share").loss.mean()))
+        cell: best_in_table(part, ["share"], ["share"], "loss")["share"]
         for cell, part in searched.groupby(["pretrain", "tune"])
     }
     return best | dict.fromkeys(NULL_CELLS, best["AdamW", "AdamW"])
@@ -168,7 +170,7 @@ def interchange(
     shares: dict[tuple[str, str], float],
     steps: int,
     seeds: Iterable[int],
-    run: Run,
+    run: Runner,
     cells: Sequence[tuple[str, str]] = tuple(dict.fromkeys(CELLS + NULL_CELLS)),
 ) -> list[dict[str, Any]]:
     """The losses of ``cells`` on every seed: one row a cell and seed. A pretraining is shared by the cells
@@ -178,15 +180,7 @@ def interchange(
         for pretrain in dict.fromkeys(first for first, _ in cells):
             tunes = [tune for first, tune in cells if first == pretrain]
             chosen = [shares[pretrain, tune] for tune in tunes]
-            configs = (
-                fine_tuning(arms[tune], steps, share) for tune, share in zip(tunes, chosen, strict=True)
-            )
-            asked.append(
-                FineTune(
-                    replace(arms[pretrain], seed=seed),
-                    tuple(replace(config, seed=seed) for config in configs),
-                )
-            )
+            asked.append(_fine_tunings(arms, pretrain, tunes, chosen, steps, seed))
             labels.append((pretrain, tunes, chosen))
     rows = []
     for result, (pretrain, tunes, chosen) in zip(run(asked), labels, strict=True):
@@ -195,7 +189,7 @@ def interchange(
 
 
 def measure(
-    arms: dict[str, TrainConfig], steps: int, seeds: Iterable[int], run: Run, search_seeds: Sequence[int]
+    arms: dict[str, TrainConfig], steps: int, seeds: Iterable[int], run: Runner, search_seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Everything that ships: the searches, then all cells, the null's too, at the shares found."""
     import pandas
@@ -233,7 +227,7 @@ def _by_cell(table: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _rows(
-    result: FineTuned, kind: str, pretrain: str, tunes: Sequence[str], shares: Sequence[float]
+    result: FineTuningLosses, kind: str, pretrain: str, tunes: Sequence[str], shares: Sequence[float]
 ) -> list[dict[str, Any]]:
     return [
         {

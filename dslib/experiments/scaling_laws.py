@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dslib.experiments.search import best_bracketed, bracketed_minimum
+from dslib.experiments import search as searching
+from dslib.experiments.search import SEARCH_SEEDS, Choice, Grid, Runner, Trials, coordinate_search, one_pass
 from dslib.models.decoder import Decoder, DecoderConfig
-from dslib.models.training import TrainConfig, TrainResult, train_many
+from dslib.models.train_config import TrainConfig
+from dslib.models.training import TrainResult, train_many
 from dslib.optim import newton_schulz_flops, param_groups_for_muon
 
 if TYPE_CHECKING:
@@ -35,41 +37,43 @@ LAYERS = 2
 CONTEXT = 64
 MOMENTUM = 0.8
 
-#: Seeds of searches stand apart from the seeds of the runs that are compared.
-SEARCH_SEEDS = (1000, 1001)
 _MOST_PASSES = 12
-
-Run = Callable[[list[TrainConfig]], Iterable[TrainResult]]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is searched at a budget. ``rest_lr`` of None: one learning rate for everything."""
+class Allocation:
+    """How a budget is spent: what is searched at it."""
 
+    #: d_model, one of :data:`WIDTHS`.
     width: int
+    #: Windows in a step.
     batch_size: int
+    #: Learning rate of the matrices.
     lr: float
+    #: That of the rest (None: the same).
     rest_lr: float | None
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One law: an optimizer, the arm whose search gives its settings (itself, if it is searched), where
-    that search starts at the smallest budget, and Muon's momentum."""
+class Law:
+    """One law: what is fitted."""
 
     optimizer: str
-    settings_of: str
-    start: Settings | None = None
+    #: The arm whose search gives its allocations: itself, if it is searched.
+    searched_as: str
+    #: Where that search starts at the smallest budget.
+    start: Allocation | None = None
+    #: Muon's μ.
     momentum: float = MOMENTUM
 
 
 ONE_RATE = "AdamW, one rate"
 
 ARMS = {
-    "AdamW": Arm("adamw", "AdamW", Settings(8, 8, 2**-5, 2**-2.5)),
-    "Muon": Arm("muon", "Muon", Settings(8, 8, 2**-4, 2**-3)),
-    ONE_RATE: Arm("adamw", ONE_RATE, Settings(6, 8, 2**-5, None)),
-    "Muon, one rate reused": Arm("muon", ONE_RATE, momentum=0.95),
+    "AdamW": Law("adamw", "AdamW", Allocation(8, 8, 2**-5, 2**-2.5)),
+    "Muon": Law("muon", "Muon", Allocation(8, 8, 2**-4, 2**-3)),
+    ONE_RATE: Law("adamw", ONE_RATE, Allocation(6, 8, 2**-5, None)),
+    "Muon, one rate reused": Law("muon", ONE_RATE, momentum=0.95),
 }
 
 
@@ -111,59 +115,58 @@ def at_budget(config: TrainConfig, budget: float) -> TrainConfig:
     return replace(config, steps=steps)
 
 
-def configured(base: TrainConfig, arm: Arm, settings: Settings, budget: float) -> TrainConfig:
-    """A run of ``arm`` with ``settings`` at ``budget``; ``base`` gives what is not searched."""
+def allocated(base: TrainConfig, law: Law, allocation: Allocation, budget: float) -> TrainConfig:
+    """A run of ``law`` that spends ``budget`` so; ``base`` gives what is not searched."""
     config = replace(
         base,
-        model=model_of(settings.width),
-        optimizer=arm.optimizer,
-        batch_size=settings.batch_size,
-        lr=settings.lr,
-        rest_lr=settings.rest_lr,
-        momentum=arm.momentum,
+        model=model_of(allocation.width),
+        optimizer=law.optimizer,
+        batch_size=allocation.batch_size,
+        lr=allocation.lr,
+        rest_lr=allocation.rest_lr,
+        momentum=law.momentum,
         betas=(MOMENTUM, base.betas[1]),
     )
     return at_budget(config, budget)
 
 
-#: What is searched, in this order.
+def _width(place: float) -> int:
+    rung = round(math.log2(place))
+    if not 0 <= rung < len(WIDTHS):
+        raise ValueError(f"the best width lies at the end of {WIDTHS}: a longer ladder is needed")
+    return WIDTHS[rung]
+
+
+def _batch_size(place: float) -> int:
+    if place < 1:
+        raise ValueError("the best batch size is one window, with nothing below it: use a shorter context")
+    return round(place)
+
+
+def _half_octave(place: float) -> float:
+    """√2·√2 is not quite 2 in floats: rounding must not make two of one learning rate."""
+    return 2.0 ** (round(2 * math.log2(place)) / 2)
+
+
+#: What is searched, in this order. Every axis goes in steps of a factor two, a width up and down its ladder; the
+#: learning rates also in steps of √2.
 AXES = ("lr", "rest_lr", "width", "batch_size")
-# Every axis goes in steps of a factor two: a width by its place on the ladder.
-_READ: dict[str, Callable[[Settings], float]] = {
-    "width": lambda at: 2.0 ** WIDTHS.index(at.width),
-    "batch_size": lambda at: float(at.batch_size),
-    "lr": lambda at: at.lr,
-    "rest_lr": lambda at: at.rest_lr,
+_GRIDS = {
+    "lr": Grid("lr", value=_half_octave),
+    "rest_lr": Grid("rest_lr", value=_half_octave),
+    "width": Grid("width", refine=False, value=_width, place=lambda width: 2.0 ** WIDTHS.index(width)),
+    "batch_size": Grid("batch_size", refine=False, value=_batch_size),
 }
-
-
-def _moved(at: Settings, axis: str, value: float) -> Settings:
-    """``at`` with another value of an axis, snapped to the grid: rounding must not make two of one point.
-
-    Raises ValueError past the end of the ladder of widths, and for a batch of less than one window.
-    """
-    if axis == "width":
-        place = round(math.log2(value))
-        if not 0 <= place < len(WIDTHS):
-            raise ValueError(f"the best width lies at the end of {WIDTHS}: a longer ladder is needed")
-        return replace(at, width=WIDTHS[place])
-    if axis == "batch_size":
-        if value < 1:
-            raise ValueError(
-                "the best batch size is one window, with nothing below it: use a shorter context"
-            )
-        return replace(at, batch_size=round(value))
-    return replace(at, **{axis: 2.0 ** (round(2 * math.log2(value)) / 2)})
 
 
 def search(
     base: TrainConfig,
-    arm: Arm,
+    law: Law,
     budget: float,
-    starts: Sequence[Settings],
+    starts: Sequence[Allocation],
     axes: Sequence[str] = AXES,
     seeds: Sequence[int] = SEARCH_SEEDS,
-    run: Run = train_many,
+    run: Runner = train_many,
 ) -> list[TrainResult]:
     """Search the ``axes`` in two rounds until the optimum is bracketed on each; returns every run made.
 
@@ -175,81 +178,52 @@ def search(
     one window a step.
     """
     axes = [axis for axis in axes if axis != "rest_lr" or starts[0].rest_lr is not None]
-    runs: dict[Settings, list[TrainResult]] = {}
+    fine = [_GRIDS[axis] for axis in axes]
+    coarse = [replace(grid, refine=False) for grid in fine]
+    trials = Trials(searching.on_seeds(run, lambda point: allocated(base, law, point, budget), seeds))
 
-    def losses(points: Sequence[Settings]) -> list[float]:
-        fresh = [point for point in dict.fromkeys(points) if point not in runs]
-        tried = [configured(base, arm, point, budget) for point in fresh]
-        configs = [replace(config, seed=seed) for config in tried for seed in seeds]
-        results = list(run(configs)) if configs else []
-        count = len(seeds)
-        for position, point in enumerate(fresh):
-            runs[point] = results[position * count : (position + 1) * count]
-        return [math.fsum(result.final_loss for result in runs[point]) / count for point in points]
-
-    def bracketed(best: Settings, axis: str, refine: bool) -> Settings:
-        centre = _READ[axis](best)
-        found = bracketed_minimum(
-            lambda values: losses([_moved(best, axis, value) for value in values]),
-            [centre / 2, centre, centre * 2],
-            refine=refine and axis in ("lr", "rest_lr"),
-        )
-        return _moved(best, axis, best_bracketed(found))
-
-    def descend(best: Settings) -> None:
-        for axis in axes:
-            best = bracketed(best, axis, refine=False)
-        for _ in range(_MOST_PASSES):
-            before = best
-            for axis in axes:
-                best = bracketed(best, axis, refine=True)
-            if best == before and "width" in axes:
-                place = WIDTHS.index(best.width)
-                bowl = [replace(best, width=width) for width in WIDTHS[max(0, place - 2) : place + 3]]
-                best = min(zip(losses(bowl), bowl, strict=True), key=lambda pair: pair[0])[1]
-            if best == before:
-                return
-        raise RuntimeError(f"the best settings still move after {_MOST_PASSES} passes: {before} → {best}")
+    def bowl_around(best: Allocation) -> tuple[Choice, ...]:
+        place = WIDTHS.index(best.width)
+        return (Choice("width", WIDTHS[max(0, place - 2) : place + 3]),) if "width" in axes else ()
 
     for start in starts:
-        descend(start)
-    return [result for results in runs.values() for result in results]
+        best = one_pass(start, coarse, trials.losses)
+        coordinate_search(best, fine, trials.losses, _MOST_PASSES, bowl_around)
+    return trials.results
 
 
-def best_settings(searched: pandas.DataFrame) -> Settings:
-    """The settings of least mean loss in the rows of one arm's search at one budget.
+def best_allocation(searched: pandas.DataFrame) -> Allocation:
+    """The allocation of least mean loss in the rows of one arm's search at one budget.
 
     Raises ValueError when an axis that was searched has its best value at an edge.
     """
     one_rate = bool((searched["lr"] == searched["rest_lr"]).all())
     axes = [axis for axis in AXES if axis != "rest_lr" or not one_rate]
-    means = searched.groupby(axes)["final_loss"].mean()
-    best = dict(zip(axes, means.idxmin(), strict=True))
-    for axis in axes:
-        if searched[axis].nunique() > 1:
-            best_bracketed(along(searched, best, axis))
-    width, batch_size = int(best["width"]), int(best["batch_size"])
-    return Settings(width, batch_size, float(best["lr"]), None if one_rate else float(best["rest_lr"]))
+    best = searching.best_in_table(searched, axes, [axis for axis in axes if searched[axis].nunique() > 1])
+    return Allocation(
+        int(best["width"]),
+        int(best["batch_size"]),
+        float(best["lr"]),
+        None if one_rate else float(best["rest_lr"]),
+    )
 
 
-def along(searched: pandas.DataFrame, best: dict[str, float] | Settings, axis: str) -> dict[float, float]:
+def along(searched: pandas.DataFrame, best: Allocation, axis: str) -> dict[float, float]:
     """{value: mean loss} of one axis of a search, all others at their values in ``best``, ascending."""
-    best = vars(best) if isinstance(best, Settings) else best
-    for name in (name for name in AXES if name != axis and best.get(name) is not None):
-        searched = searched[searched[name] == best[name]]
-    return {float(value): float(loss) for value, loss in searched.groupby(axis)["final_loss"].mean().items()}
+    others = {name: value for name, value in vars(best).items() if value is not None}
+    return searching.along(searched, others, axis)
 
 
 def bowl(searched: pandas.DataFrame) -> tuple[list[int], list[float]]:
     """(N, mean loss) of every width in one arm's search at one budget, all else at its best, ascending."""
-    losses = along(searched, best_settings(searched), "width")
+    losses = along(searched, best_allocation(searched), "width")
     return [parameter_counts(model_of(int(width)))[0] for width in losses], list(losses.values())
 
 
-def wider(settings: Settings) -> Settings:
+def wider(best: Allocation) -> Allocation:
     """Where the search at the next budget starts: one step up the ladder of widths."""
-    place = min(WIDTHS.index(settings.width) + 1, len(WIDTHS) - 2)
-    return replace(settings, width=WIDTHS[place])
+    place = min(WIDTHS.index(best.width) + 1, len(WIDTHS) - 2)
+    return replace(best, width=WIDTHS[place])
 
 
 def search_budgets(
@@ -257,7 +231,7 @@ def search_budgets(
     budgets: Sequence[float],
     axes: Sequence[str] = AXES,
     search_seeds: Sequence[int] = SEARCH_SEEDS,
-    run: Run = train_many,
+    run: Runner = train_many,
 ) -> list[dict[str, Any]]:
     """The searches of all :data:`ARMS` that are searched, one row a run, kind="search".
 
@@ -266,36 +240,36 @@ def search_budgets(
     stay where it differs.
     """
     found: list[dict[str, Any]] = []
-    best: dict[str, Settings] = {}
+    best: dict[str, Allocation] = {}
     order = sorted(
-        (name for name, arm in ARMS.items() if arm.settings_of == name),
+        (name for name, law in ARMS.items() if law.searched_as == name),
         key=lambda name: ARMS[name].start.rest_lr is not None,
     )
     for budget in sorted(budgets):
         for name in order:
-            arm = ARMS[name]
-            starts = [wider(best[name]) if name in best else arm.start]
-            if arm.start.rest_lr is not None and set(AXES) <= set(axes):
+            law = ARMS[name]
+            starts = [wider(best[name]) if name in best else law.start]
+            if law.start.rest_lr is not None and set(AXES) <= set(axes):
                 one_rate = best[ONE_RATE]
                 starts.append(replace(one_rate, rest_lr=one_rate.lr))
             table = rows(
-                search(base, arm, budget, starts, axes, search_seeds, run),
+                search(base, law, budget, starts, axes, search_seeds, run),
                 kind="search",
                 arm=name,
                 budget=budget,
             )
-            best[name] = best_settings(_frame(table))
+            best[name] = best_allocation(_frame(table))
             found += table
     return found
 
 
 def tuned(base: TrainConfig, searched: pandas.DataFrame) -> dict[tuple[str, float], TrainConfig]:
-    """{(arm, budget): its run with the settings that were searched for it}, for every budget searched."""
+    """{(arm, budget): its run with the allocation that was searched for it}, for every budget searched."""
     configs = {}
     for (name, budget), part in searched.groupby(["arm", "budget"]):
-        settings = best_settings(part)
-        for arm in (arm for arm in ARMS if ARMS[arm].settings_of == name):
-            configs[arm, float(budget)] = configured(base, ARMS[arm], settings, float(budget))
+        best = best_allocation(part)
+        for arm in (arm for arm, law in ARMS.items() if law.searched_as == name):
+            configs[arm, float(budget)] = allocated(base, ARMS[arm], best, float(budget))
     return configs
 
 
@@ -305,7 +279,7 @@ def measure(
     seeds: Sequence[int],
     axes: Sequence[str] = AXES,
     search_seeds: Sequence[int] = SEARCH_SEEDS,
-    run: Run = train_many,
+    run: Runner = train_many,
 ) -> list[dict[str, Any]]:
     """Everything that ships: the searches, and the runs of every arm at every budget, kind="final"."""
     table = search_budgets(base, budgets, axes, search_seeds, run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,9 @@ from torch import Tensor
 
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.models.layers.sparse import MoBAConfig, NSAConfig, SlidingWindowConfig
-from dslib.models.training import TrainConfig, in_workers, recall_losses, train
+from dslib.models.measuring import recall_losses, recorded_calls
+from dslib.models.train_config import TrainConfig
+from dslib.models.training import corpus_digest, train_to_end
 from dslib.runs.cache import cached
 from dslib.tasks.corpus import load_corpus
 from dslib.tasks.recall import RECALL
@@ -23,33 +24,40 @@ NULLS = {"MoBA": "MoBA, random blocks", "NSA": "NSA, random blocks"}
 
 @dataclass(frozen=True)
 class SparseConfig(TrainConfig):
-    """A run, and ``switch``: another model of the same weights, as which the trained one is evaluated too;
-    ``null_switch`` is one more, to compare with.
+    """A run, the trained model evaluated as other ones of the same weights, too."""
 
-    ``answers`` planted windows are asked at the end, none of which the run's own evaluations use."""
-
+    #: Another model, as which it is evaluated …
     switch: DecoderConfig | None = None
+    #: … and one more, to compare with.
     null_switch: DecoderConfig | None = None
+    #: Planted windows that are asked at the end, none of which the run's own evaluations use.
     answers: int = 256
 
 
 @dataclass(frozen=True)
 class SparseRun:
-    """What a run measured: at the steps ``at``, the loss of the text (nats a token); at the end, for each
-    question its ``distance`` from the fact in tokens, whether the answer was ``right``, (questions,), and which
-    heads had ``seen`` the fact, (questions, layers, heads). The loss and the answers when switched to another
-    model, and the answers as the ``null_switch``: ``None`` where there is none. ``flops`` counts all steps."""
+    """What a run measured. What concerns another model is None where there is none."""
 
     config: SparseConfig
+    #: Steps done at each evaluation.
     at: list[int]
+    #: There, of the text, nats a token.
     text_loss: list[float]
+    #: There, the share of answers that are the likeliest token.
     recall_accuracy: list[float]
+    #: Of each question from its fact at the end, in tokens, (questions,) int64.
     distance: Tensor
+    #: Whether it was answered, (questions,) bool.
     right: Tensor
+    #: Which heads had its fact among their keys, (questions, layers, heads) bool.
     seen: Tensor
+    #: When switched to the other model: the loss of the text …
     switched_text_loss: float | None
+    #: … and the answers.
     switched_right: Tensor | None
+    #: The answers as the ``null_switch``.
     null_switched_right: Tensor | None
+    #: Of all steps.
     flops: float
 
     def accuracy(self, low: int, high: int, right: Tensor | None = None) -> float:
@@ -86,41 +94,24 @@ def arms(base: SparseConfig, window: int, moba: MoBAConfig, nsa: NSAConfig) -> d
     }
 
 
-def sparse_runs(configs: Iterable[SparseConfig], jobs: int = 1) -> Iterator[SparseRun]:
-    """:func:`sparse_run` of every configuration, as :func:`dslib.models.train_many` does: in workers of one
-    thread, results in order and kept."""
-    return in_workers(_sparse_run, configs, jobs)
-
-
-@cached
-def _sparse_run(config: SparseConfig, corpus: str) -> SparseRun:
-    return sparse_run(config)
-
-
+@cached(also=corpus_digest)
 def sparse_run(config: SparseConfig) -> SparseRun:
-    """Train once and ask; see :class:`SparseRun`. Raises ValueError without a recall task."""
+    """Train once and ask. Raises ValueError without a recall task, and RuntimeError when the run diverges."""
     if config.recall is None:
         raise ValueError("recall=None plants nothing to ask for; give a RecallTask")
-    last: list[Decoder] = []
-
-    def observe(step: int, model: Decoder, _: list[torch.optim.Optimizer]) -> None:
-        if step == config.steps:
-            last.append(model)
-
-    result = train(config, observe=observe)
-    if not last:
-        raise RuntimeError(f"the run diverged before its end, with lr={config.lr}: lower it")
+    trained = train_to_end(config)
+    model, result = trained.model, trained.result
     text = load_corpus(config.corpus).validation
     planted = config.recall.evaluation(text, config.answers, config.context, seed=1)
-    distance, right = recall_by_distance(last[0], planted)
+    distance, right = recall_by_distance(model, planted)
     own = config.recall.evaluation(text, config.evaluation_windows, config.context)
     switched_loss, switched_right, null_right = None, None, None
     if config.switch is not None:
-        other = switched(last[0], config.switch)
+        other = switched(model, config.switch)
         switched_right = recall_by_distance(other, planted)[1]
         switched_loss = recall_losses(other, own)["loss"]
     if config.null_switch is not None:
-        null_right = recall_by_distance(switched(last[0], config.null_switch), planted)[1]
+        null_right = recall_by_distance(switched(model, config.null_switch), planted)[1]
     return SparseRun(
         config=config,
         at=result.at,
@@ -128,7 +119,7 @@ def sparse_run(config: SparseConfig) -> SparseRun:
         recall_accuracy=result.recall_accuracy,
         distance=distance,
         right=right,
-        seen=facts_seen(last[0], planted),
+        seen=facts_seen(model, planted),
         switched_text_loss=switched_loss,
         switched_right=switched_right,
         null_switched_right=null_right,
@@ -154,26 +145,21 @@ def recall_by_distance(
 def facts_seen(model: Decoder, planted: tuple[Tensor, Tensor, Tensor], batch_size: int = 32) -> Tensor:
     """Of every question of ``planted``, in the order of :func:`recall_by_distance`: whether its fact is among the
     keys that a head may attend to, (questions, layers, heads) bool. In NSA these are the selected branch's."""
-    layers: list[list[Tensor]] = [[] for _ in model.blocks]
-    batch: list[Tensor] = []  # where the facts of the batch stand that the hooks are looking at
-
-    def look(layer: int, x: Tensor) -> None:
-        visible = model.blocks[layer].attention.logits(x) > -math.inf
-        fact = batch[0][:, None, :, None].expand(-1, visible.shape[1], -1, -1)
-        layers[layer].append(visible.gather(-1, fact).squeeze(-1).transpose(1, 2))
-
-    hooks = [
-        block.attention.register_forward_pre_hook(lambda _, given, layer=layer: look(layer, given[0]))
-        for layer, block in enumerate(model.blocks)
-    ]
-    try:
-        for inputs, targets in zip(*(part.split(batch_size) for part in planted[:2]), strict=True):
-            batch[:] = [_facts(inputs, targets)]
+    parts = []
+    for inputs, targets in zip(*(part.split(batch_size) for part in planted[:2]), strict=True):
+        with recorded_calls(block.attention for block in model.blocks) as calls:
             model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.stack([torch.cat(parts) for parts in layers], dim=2)[planted[2] == RECALL]
+        facts = _facts(inputs, targets)
+        parts.append(torch.stack([_sees(call.module.logits(call.input), facts) for call in calls], dim=2))
+    return torch.cat(parts)[planted[2] == RECALL]
+
+
+def _sees(logits: Tensor, facts: Tensor) -> Tensor:
+    """Whether the keys at ``facts`` (windows, time) may be attended to: logits (windows, heads, time, keys) →
+    (windows, time, heads) bool."""
+    visible = logits > -math.inf
+    at = facts[:, None, :, None].expand(-1, visible.shape[1], -1, -1)
+    return visible.gather(-1, at).squeeze(-1).transpose(1, 2)
 
 
 def switched(model: Decoder, config: DecoderConfig) -> Decoder:
@@ -228,9 +214,11 @@ def row(run: SparseRun, window: int, width: int = 8, **labels: Any) -> dict[str,
 
 @dataclass(frozen=True)
 class DecodingCost:
-    """What one layer's attention reads (``bytes`` of keys and values) and multiplies (``flops``) for one token."""
+    """What one layer's attention does for one token."""
 
+    #: Read, of keys and values.
     bytes: float
+    #: Multiplied and added.
     flops: float
 
 

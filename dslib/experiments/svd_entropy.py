@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dslib.experiments.muon import Settings, configured, settings_of
-from dslib.experiments.search import best_bracketed, bracketed_minimum
+from dslib.experiments.muon import Rates, rates_of, with_rates
+from dslib.experiments.search import Grid, Runner, Trials, best_in_table, on_seeds, one_pass
 from dslib.models.decoder import Decoder
+from dslib.models.measuring import named_matrices
 from dslib.models.moe import max_violation
-from dslib.models.training import TrainConfig, TrainResult, in_workers, train, train_many
-from dslib.optim import param_groups_for_muon
+from dslib.models.train_config import TrainConfig
+from dslib.models.training import corpus_digest, evaluation_marks, train_many, train_to_end
 from dslib.runs.cache import cached
 from dslib.spectra import singular_spectrum, spread, svd_entropy
 
@@ -49,51 +50,47 @@ def matrix_group(name: str) -> str:
 
 def search_rates(
     base: TrainConfig,
-    start: dict[str, Settings],
+    start: dict[str, Rates],
     seeds: Sequence[int],
-    run: Callable[[list[TrainConfig]], Iterable[TrainResult]] = train_many,
+    run: Runner = train_many,
     **labels: Any,
 ) -> list[dict[str, Any]]:
     """Search the matrices' learning rate of ``base`` for AdamW and Muon, bracketed, from ``start`` on, whose
-    other settings stay: one row a run, with ``labels``. The loss of a rate is its mean over ``seeds``."""
+    other rates stay: one row a run, with ``labels``. The loss of a rate is its mean over ``seeds``."""
     rows: list[dict[str, Any]] = []
-    for arm, settings in start.items():
-
-        def losses(rates: Sequence[float], arm: str = arm, settings: Settings = settings) -> list[float]:
-            points = [configured(base, OPTIMIZERS[arm], 1.0, replace(settings, lr=rate)) for rate in rates]
-            points = [replace(point, steps=base.steps) for point in points]  # equal steps, as in the paper
-            results = list(run([replace(point, seed=seed) for point in points for seed in seeds]))
-            rows.extend(
-                {
-                    **labels,
-                    "arm": arm,
-                    **vars(settings_of(r.config)),
-                    "seed": r.config.seed,
-                    "final_loss": r.final_loss,
-                }
-                for r in results
-            )
-            return [
-                sum(r.final_loss for r in results[i * len(seeds) : (i + 1) * len(seeds)]) / len(seeds)
-                for i in range(len(rates))
-            ]
-
-        bracketed_minimum(losses, [settings.lr / 2, settings.lr, settings.lr * 2])
+    for arm, rates in start.items():
+        trials = Trials(on_seeds(run, lambda point, arm=arm: _at_rates(base, arm, point), seeds))
+        one_pass(rates, (Grid("lr"),), trials.losses)
+        rows += [
+            {
+                **labels,
+                "arm": arm,
+                **vars(rates_of(result.config)),
+                "seed": result.config.seed,
+                "final_loss": result.final_loss,
+            }
+            for result in trials.results
+        ]
     return rows
 
 
+def _at_rates(base: TrainConfig, arm: str, rates: Rates) -> TrainConfig:
+    """For equal steps, as in the paper."""
+    return replace(with_rates(base, OPTIMIZERS[arm], 1.0, rates), steps=base.steps)
+
+
 def tuned_arms(
-    base: TrainConfig, start: dict[str, Settings], searched: pandas.DataFrame | None = None
+    base: TrainConfig, start: dict[str, Rates], searched: pandas.DataFrame | None = None
 ) -> dict[str, TrainConfig]:
     """``base`` under AdamW and Muon, for the same number of steps, and the null's :data:`STAND_IN`: the
-    learning rates of ``start``, that of the matrices replaced by the best of ``searched`` (the rows of
+    rates of ``start``, the matrices' learning rate replaced by the best of ``searched`` (the rows of
     :func:`search_rates`). Raises ValueError when that lies at the edge of what was searched."""
     arms = {}
-    for arm, settings in start.items():
+    for arm, rates in start.items():
         if searched is not None:
-            means = searched[searched.arm == arm].groupby("lr").final_loss.mean()
-            settings = replace(settings, lr=best_bracketed({float(lr): loss for lr, loss in means.items()}))
-        arms[arm] = replace(configured(base, OPTIMIZERS[arm], 1.0, settings), steps=base.steps)
+            best = best_in_table(searched[searched.arm == arm], ["lr"], ["lr"])
+            rates = replace(rates, lr=float(best["lr"]))
+        arms[arm] = _at_rates(base, arm, rates)
     return with_stand_in(arms)
 
 
@@ -125,22 +122,26 @@ def balance_arms(config: TrainConfig) -> dict[str, TrainConfig]:
 @dataclass(frozen=True)
 class SpectraRun:
     """What a run leaves behind. Each of its matrices has a column in ``entropy``, ``learnt_entropy`` and
-    ``distance``, (marks, matrices) float64, in the order of ``names``; ``at`` holds the steps done at each
-    mark. ``entropy`` is the SVD entropy of the weight W, ``learnt_entropy`` that of its learnt part, what the
-    updates have added: W − c·W₀, where c is the share of the initial weight that weight decay has left.
-    ``distance`` is the learnt part's Frobenius norm over that of W₀.
-    ``spectra`` holds the final singular values over the largest. ``loads`` (steps, layers, experts) int64
-    and ``biases`` (the same, float32) are a mixture's, and empty for a dense model."""
+    ``distance``, (marks, matrices) float64."""
 
     config: TrainConfig
     final_loss: float
+    #: The matrices, in the order of the columns.
     names: tuple[str, ...]
+    #: Steps done at each mark.
     at: tuple[int, ...]
+    #: SVD entropy of the weight W.
     entropy: Tensor
+    #: That of its learnt part, what the updates have added: W − c·W₀, where c is the share of the initial weight that
+    #: weight decay has left.
     learnt_entropy: Tensor
+    #: The learnt part's Frobenius norm over that of W₀.
     distance: Tensor
+    #: The final singular values over the largest, by the matrix's name.
     spectra: dict[str, Tensor]
+    #: Of a mixture: (steps, layers, experts) int64; empty for a dense model.
     loads: Tensor
+    #: Likewise, float32.
     biases: Tensor
 
     @property
@@ -162,26 +163,15 @@ class SpectraRun:
         return max_violation(self.loads).mean(-1)
 
 
-def spectra_runs(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[SpectraRun]:
-    """Train every configuration and measure its matrices at :data:`EARLY_MARKS` and each evaluation, as
-    :func:`dslib.models.train_many` does: in workers of one thread, results in order and kept."""
-    return in_workers(_spectra_run, configs, jobs)
-
-
-@cached
-def _spectra_run(config: TrainConfig, corpus: str) -> SpectraRun:
-    return spectra_run(config)
-
-
+@cached(also=corpus_digest)
 def spectra_run(config: TrainConfig) -> SpectraRun:
-    """Train once and measure; see :class:`SpectraRun`. Raises RuntimeError when the run diverges."""
-    parts = range(1, config.evaluations + 1)
-    marks = {round(config.steps * part / config.evaluations) for part in parts} | set(EARLY_MARKS)
+    """Train once, and measure the matrices at :data:`EARLY_MARKS` and each evaluation. Raises RuntimeError when
+    the run diverges."""
+    marks = {*evaluation_marks(config), *EARLY_MARKS}
     marks = sorted(step for step in marks if 0 < step <= config.steps)
     initial: dict[str, Tensor] = {}
     left = 1.0
     measured: list[list[Tensor]] = []
-    spectra: dict[str, Tensor] = {}
     loads, biases = [], []
 
     def observe(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -204,16 +194,15 @@ def spectra_run(config: TrainConfig) -> SpectraRun:
                     torch.stack([part.norm() / initial[name].norm() for name, part in learnt.items()]),
                 ]
             )
-        if step == config.steps:
-            spectra.update({name: singular_spectrum(w, normalize=True) for name, w in weights.items()})
 
-    result = train(config, observe=observe)
-    if len(measured) < len(marks):
-        raise RuntimeError(f"the run diverged before its end, with lr={config.lr}: lower it")
+    trained = train_to_end(config, observe)
+    spectra = {
+        name: singular_spectrum(weight, normalize=True) for name, weight in matrices_of(trained.model).items()
+    }
     entropy, learnt_entropy, distance = (torch.stack(rows) for rows in zip(*measured, strict=True))
     return SpectraRun(
         config=config,
-        final_loss=result.final_loss,
+        final_loss=trained.result.final_loss,
         names=tuple(spectra),
         at=tuple(marks),
         entropy=entropy,
@@ -324,6 +313,4 @@ def measured_weights(weights: dict[str, Tensor]) -> list[dict[str, Any]]:
 
 def matrices_of(model: Decoder) -> dict[str, Tensor]:
     """The weights that Muon would train, by name, detached."""
-    matrices, _ = param_groups_for_muon(model)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return {names[parameter]: parameter.detach() for parameter in matrices}
+    return {name: weight.detach() for name, weight in named_matrices(model).items()}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from dslib.experiments.muon import Run, Settings, best_settings, rows, search_settings
+from dslib.experiments.muon import Rates, best_rates, rows, search_rates
+from dslib.experiments.search import Runner
 from dslib.models.decoder import Decoder
-from dslib.models.training import TrainConfig, TrainResult, in_workers, train
-from dslib.optim import Muon, UpdateMeter, param_groups_for_muon, update_rms
+from dslib.models.measuring import named_matrices
+from dslib.models.train_config import TrainConfig
+from dslib.models.training import TrainResult, corpus_digest, train_to_end
+from dslib.optim import Muon, UpdateMeter, update_rms
 from dslib.optim.update_rms import ADAMW_RMS
 from dslib.runs.cache import cached
 from dslib.tasks.corpus import batches
@@ -37,62 +40,45 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Followed:
-    """A training run and the sizes in it; every dictionary is keyed by the weight's name.
-
-    ``update_rms``: RMS of each step's update without lr and decay (:class:`dslib.optim.UpdateMeter`), one
-    entry a step; ``shapes``; ``weight_rms``: at the end; ``moved_rms``: of W_end − W_start. ``gain_rms``:
-    RMS of all norms' gains at each evaluation of ``result``.
-    """
+class FollowedRun:
+    """A training run and the sizes in it; every dictionary is keyed by the weight's name."""
 
     result: TrainResult
     shapes: dict[str, tuple[int, int]]
+    #: RMS of each step's update without lr and decay (:class:`dslib.optim.UpdateMeter`), one entry a step.
     update_rms: dict[str, list[float]]
+    #: At the end.
     weight_rms: dict[str, float]
+    #: Of W_end − W_start.
     moved_rms: dict[str, float]
+    #: Of all norms' gains at each evaluation of ``result``.
     gain_rms: list[float]
 
 
-def follow(config: TrainConfig) -> Followed:
-    """Train, recording the update of every matrix at every step. Deterministic as :func:`train` is."""
+@cached(also=corpus_digest)
+def follow(config: TrainConfig) -> FollowedRun:
+    """Train, recording the update of every matrix at every step. Raises RuntimeError when the run diverges."""
     start: dict[str, Tensor] = {}
-    end: dict[str, Tensor] = {}
     meters: list[UpdateMeter] = []
     gains: list[float] = []
 
     def observe(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
-        matrices = dict.fromkeys(param_groups_for_muon(model)[0])
-        named = [(name, p) for name, p in model.named_parameters() if p in matrices]
         if step == 0:
-            start.update({name: p.detach().clone() for name, p in named})
-            meters.append(UpdateMeter(optimizers[0], named))
+            matrices = named_matrices(model)
+            start.update({name: p.detach().clone() for name, p in matrices.items()})
+            meters.append(UpdateMeter(optimizers[0], matrices.items()))
         gains.append(_gain_rms(model))
-        if step == config.steps:
-            end.update({name: p.detach().clone() for name, p in named})
 
-    result = train(config, observe)
-    if not end:
-        raise RuntimeError(f"the run diverged after {len(gains) - 1} of {config.steps} steps: {config}")
-    records = meters[0].records
-    return Followed(
-        result=result,
+    trained = train_to_end(config, observe)
+    end, records = named_matrices(trained.model), meters[0].records
+    return FollowedRun(
+        result=trained.result,
         shapes={name: tuple(weight.shape) for name, weight in end.items()},
         update_rms={name: [record[name] for record in records if name in record] for name in end},
-        weight_rms={name: update_rms(weight).item() for name, weight in end.items()},
-        moved_rms={name: update_rms(weight - start[name]).item() for name, weight in end.items()},
-        gain_rms=[gains[at] for at in result.at],
+        weight_rms={name: update_rms(weight.detach()).item() for name, weight in end.items()},
+        moved_rms={name: update_rms(weight.detach() - start[name]).item() for name, weight in end.items()},
+        gain_rms=[gains[at] for at in trained.result.at],
     )
-
-
-def follow_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[Followed]:
-    """:func:`follow` every configuration, in worker processes and cached, as
-    :func:`dslib.models.train_many` does."""
-    yield from in_workers(_follow, configs, jobs)
-
-
-@cached
-def _follow(config: TrainConfig, corpus: str) -> Followed:
-    return follow(config)
 
 
 def arms(adamw: TrainConfig) -> dict[str, TrainConfig]:
@@ -127,14 +113,14 @@ def decay_arms(base: TrainConfig, adamw_lr: float) -> dict[str, TrainConfig]:
     }
 
 
-def search(base: TrainConfig, seeds: Iterable[int], run: Run) -> list[dict[str, Any]]:
+def search(base: TrainConfig, seeds: Iterable[int], run: Runner) -> list[dict[str, Any]]:
     """AdamW's two learning rates on ``base``, both bracketed: one row a run, kind="search".
 
     ``run`` trains configurations, as :func:`dslib.models.train_many`. The momentum stays: it is what sets
     the size of AdamW's updates.
     """
-    start = Settings(base.lr, base.rest_lr, base.betas[0])
-    found = search_settings(base, "adamw", 1.0, start, seeds, momenta=(), run=run)
+    start = Rates(base.lr, base.rest_lr, base.betas[0])
+    found = search_rates(base, "adamw", 1.0, start, seeds, momentum_values=(), run=run)
     return rows(found, kind="search", arm="AdamW")
 
 
@@ -143,23 +129,23 @@ def tuned(base: TrainConfig, searched: pandas.DataFrame) -> TrainConfig:
 
     Raises ValueError when the optimum was not bracketed.
     """
-    best = best_settings(searched)
+    best = best_rates(searched)
     return replace(base, optimizer="adamw", lr=best.lr, rest_lr=best.rest_lr)
 
 
 def measure(
     chosen: dict[str, TrainConfig],
     seeds: Iterable[int],
-    run: Callable[[list[TrainConfig]], Iterable[Followed]],
+    run: Runner,
 ) -> list[dict[str, Any]]:
     """One row of kind="final" a run: the named configurations, each on every seed. ``run`` follows
-    configurations, as :func:`follow_many`."""
+    configurations, as :func:`follow` in workers."""
     named = [(name, replace(config, seed=seed)) for name, config in chosen.items() for seed in seeds]
     followed = run([config for _, config in named])
     return [row(each, kind="final", arm=name) for (name, _), each in zip(named, followed, strict=True)]
 
 
-def curves(followed: Followed, **labels: Any) -> list[dict[str, Any]]:
+def curves(followed: FollowedRun, **labels: Any) -> list[dict[str, Any]]:
     """One row an evaluation of a run: ``labels``, its settings, and what was measured there."""
     config, result = followed.result.config, followed.result
     return [
@@ -239,7 +225,7 @@ def first_update(
     return meter.records[0]
 
 
-def row(followed: Followed, **labels: Any) -> dict[str, Any]:
+def row(followed: FollowedRun, **labels: Any) -> dict[str, Any]:
     """One flat row of a run for a table: ``labels``, its settings, and what it measured at its end."""
     config, result = followed.result.config, followed.result
     kinds, moved = by_kind(followed.weight_rms), by_kind(followed.moved_rms)

@@ -5,17 +5,11 @@ from dslib.models.generation import filter_logits, generate
 from dslib.models.layers.dense import SelfAttention
 from dslib.models.layers.rwkv import RWKV7, RWKVConfig
 from dslib.models.layers.sparse import NSA, MoBA, MoBAConfig, NSAConfig, SlidingWindow, SlidingWindowConfig
+from dslib.models.measuring import probe
 from dslib.models.moe import MoE, MoEConfig
 from dslib.models.tokenizer import BPETokenizer, ByteTokenizer
-from dslib.models.training import (
-    TrainConfig,
-    TrainResult,
-    flops_per_step,
-    probe,
-    train,
-    train_many,
-    with_compute,
-)
+from dslib.models.train_config import TrainConfig, flops_per_step, with_compute
+from dslib.models.training import TrainResult, train, train_many
 
 __all__ = [
     "NSA",

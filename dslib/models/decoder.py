@@ -31,22 +31,27 @@ class AttentionConfig(Protocol):
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes of a :class:`Decoder`. ``mlp`` is ``"swiglu"`` (three matrices, Llama) or ``"two_layer"``
-    (two matrices [4H, H] with GELU, as in Moonlight's Table 1); ``mlp_size=None`` is 8/3·H rounded up
-    to a multiple of 16 for SwiGLU and 4·H for two layers. ``kv_heads=None`` is one per head. ``moe`` puts a
-    mixture of such MLPs in the place of each. ``attention`` is another attention than the dense one."""
+    """Sizes of a :class:`Decoder`."""
 
     vocab_size: int = 256
     d_model: int = 64
     layers: int = 2
     heads: int = 4
+    #: Heads of keys and values, shared by groups of query heads (None: as many as heads).
     kv_heads: int | None = None
+    #: ``"swiglu"`` (three matrices, Llama) or ``"two_layer"`` (two matrices [4H, H] with GELU, as in Moonlight's
+    #: Table 1).
     mlp: str = "swiglu"
+    #: Its inner size (None: 8/3·d_model rounded up to a multiple of 16 for SwiGLU, 4·d_model for two layers).
     mlp_size: int | None = None
+    #: Whether the output head is the embedding.
     tie_embeddings: bool = False
+    #: Of the rotary embedding's wavelengths.
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
+    #: A mixture of such MLPs in the place of each (None: none).
     moe: MoEConfig | None = None
+    #: Another attention than the dense one.
     attention: AttentionConfig | None = None
 
     def __post_init__(self) -> None:

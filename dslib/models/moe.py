@@ -20,18 +20,22 @@ BIAS_RULES = ("moonlight", "deepseek")
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Sizes of a :class:`MoE`. Each token visits ``top_k`` of ``experts`` and all ``shared_experts``
-    (one MLP of ``shared_experts`` times the size). ``expert_size=None`` splits the inner size of the dense
-    MLP over the experts that a token visits, so that a token costs about as much as in the dense model.
-    ``gate_scale=None`` takes Moonlight's rule, :func:`gate_scaling_factor`. ``bias_update_rate`` is u, 1e-3
-    in both papers (0: the bias stays), and ``bias_rule`` the paper whose rule is used."""
+    """Sizes of a :class:`MoE`."""
 
+    #: Those that are routed to.
     experts: int = 8
+    #: How many of them a token visits.
     top_k: int = 2
+    #: Those that every token visits: one MLP of as many times the size.
     shared_experts: int = 1
+    #: Inner size of one (None: that of the dense MLP, split over the experts that a token visits, so that a token
+    #: costs about as much as in the dense model).
     expert_size: int | None = None
+    #: The factor on the routed experts' weights (None: Moonlight's rule, :func:`gate_scaling_factor`).
     gate_scale: float | None = None
+    #: u, 1e-3 in both papers (0: the bias stays).
     bias_update_rate: float = 1e-3
+    #: The paper whose rule updates the bias: ``"moonlight"`` or ``"deepseek"``.
     bias_rule: str = "moonlight"
 
     def __post_init__(self) -> None:

@@ -1,100 +1,54 @@
-"""Training a small decoder: one configuration in, one table of measurements out."""
+"""Training a small decoder: one configuration, one loop, one table of measurements out."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from dslib.models.decoder import Decoder, DecoderConfig
-from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
-from dslib.optim.update_rms import ADAMW_RMS
-from dslib.runs import workers
+from dslib.models.decoder import Decoder
+from dslib.models.measuring import probe, recall_losses, validation_loss
+from dslib.models.train_config import TrainConfig, flops_per_step, learning_rate_factor
+from dslib.optim import Muon, param_groups_for_muon
 from dslib.runs.cache import cached
+from dslib.runs.workers import in_workers
 from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
-from dslib.tasks.recall import RECALL, TEXT, RecallTask
-
-R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """One run. ``optimizer`` is ``"adamw"`` for everything, or ``"muon"``: Muon for the matrices and AdamW
-    for the rest, at the same ``lr`` and ``weight_decay`` (Moonlight §2.2). ``rest_lr`` gives the rest —
-    embedding, head, norms — a learning rate of its own, under either optimizer, and ``norm_weight_decay``
-    gives the gains of norms a decay of their own (0: none, as some do).
-
-    The learning rate rises linearly over ``warmup`` of the steps and falls on a cosine to ``final_lr``
-    of its peak (``schedule="linear"``: on a line, as in Moonlight's fine-tuning): each run ends its own
-    schedule. Batches are ``batch_size`` windows of ``context``
-    bytes of ``corpus`` (None: the standard library), into which ``recall`` plants what must be looked up
-    far back. The same ``seed`` gives the same weights and batches to every
-    optimizer.
-    """
-
-    model: DecoderConfig = field(default_factory=DecoderConfig)
-    optimizer: str = "adamw"
-    steps: int = 400
-    batch_size: int = 8
-    context: int = 128
-    lr: float = 4e-3
-    rest_lr: float | None = None
-    weight_decay: float = 0.1
-    momentum: float = 0.95
-    nesterov: bool = True
-    ns_steps: int = 5
-    coefficients: str = "jordan"
-    adjust_lr: str | None = "match_rms_adamw"
-    target_rms: float = ADAMW_RMS
-    norm_weight_decay: float | None = None
-    betas: tuple[float, float] = (0.9, 0.95)
-    warmup: float = 0.1
-    final_lr: float = 0.1
-    schedule: str = "cosine"
-    seed: int = 0
-    evaluations: int = 8
-    evaluation_windows: int = 64
-    corpus: str | None = None
-    recall: RecallTask | None = None
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in ("adamw", "muon"):
-            raise ValueError(f"optimizer={self.optimizer!r} is unknown; use 'adamw' or 'muon'")
-        if self.schedule not in ("cosine", "linear"):
-            raise ValueError(f"schedule={self.schedule!r} is unknown; use 'cosine' or 'linear'")
-        for name in ("steps", "batch_size", "context", "evaluations", "evaluation_windows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+from dslib.tasks.recall import RecallTask
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run measured. ``train_loss`` has an entry a step; the lists from ``at`` on have one an
-    evaluation: steps done, validation loss, and what :func:`probe` returns. Losses are nats a token.
-    ``flops`` counts all steps. ``seconds`` is the wall time of the steps, evaluations left out, and
-    ``optimizer_seconds`` the optimizer's part of it, under whatever load the machine had then. With a
-    recall task ``validation_loss`` is that of the text alone, and ``recall_loss`` and ``recall_accuracy``
-    (the share of its tokens that are the likeliest) have an entry an evaluation too. ``auxiliary_loss`` has an
-    entry a step for models with losses of their own, such as an indexer's, summed over the layers."""
+    """What a run measured; losses are nats a token. The lists from ``at`` on have an entry an evaluation."""
 
     config: TrainConfig
+    #: An entry a step, auxiliary losses left out; ``inf`` from the step on whose loss was not finite.
     train_loss: list[float]
+    #: Steps done at each evaluation.
     at: list[int]
+    #: Of the text alone, where there is a recall task.
     validation_loss: list[float]
+    #: This and the three below: what :func:`dslib.models.measuring.probe` returns.
     weight_rms: list[float]
     activation_rms: list[float]
     largest_logit: list[float]
     logits_above: list[float]
+    #: Of all steps.
     flops: float
+    #: Wall time of the steps, evaluations left out, under whatever load the machine had then …
     seconds: float
+    #: … and the optimizer's part of it.
     optimizer_seconds: float
+    #: Of the answers, with a recall task; empty without.
     recall_loss: list[float] = field(default_factory=list)
+    #: Share of the answers that are the likeliest token, likewise.
     recall_accuracy: list[float] = field(default_factory=list)
+    #: An entry a step for models with losses of their own, such as an indexer's, summed over the layers.
     auxiliary_loss: list[float] = field(default_factory=list)
 
     @property
@@ -102,10 +56,10 @@ class TrainResult:
         """Validation loss after the last step."""
         return self.validation_loss[-1]
 
-
-#: Attention logits past this in size are counted by :func:`probe`. (MuonClip's threshold is 100, at a
-#: thousand billion parameters.)
-LOGIT_THRESHOLD = 20.0
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss stopped being finite, which ended the run."""
+        return not math.isfinite(self.train_loss[-1])
 
 
 def make_optimizers(model: Decoder, config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -115,7 +69,7 @@ def make_optimizers(model: Decoder, config: TrainConfig) -> list[torch.optim.Opt
     matrices, rest = param_groups_for_muon(model)
     groups = [{"params": rest, "lr": rest_lr}]
     if config.norm_weight_decay is not None:
-        norms = [m for m in model.modules() if isinstance(m, torch.nn.RMSNorm)]
+        norms = [m for m in model.modules() if isinstance(m, nn.RMSNorm)]
         gains = dict.fromkeys(p for norm in norms for p in norm.parameters())
         groups = [
             {"params": [p for p in rest if p not in gains], "lr": rest_lr},
@@ -137,125 +91,80 @@ def make_optimizers(model: Decoder, config: TrainConfig) -> list[torch.optim.Opt
     return [muon, torch.optim.AdamW(groups, **adamw)]
 
 
+@dataclass(frozen=True)
+class Step:
+    """A training step that was just made."""
+
+    #: Steps made so far, this one included.
+    done: int
+    #: Of its batch, before the step, auxiliary losses left out.
+    loss: float
+    #: The model's own losses, summed over its modules (None: it has none).
+    auxiliary_loss: float | None
+    #: Wall time of all of it …
+    seconds: float
+    #: … and of the optimizers.
+    optimizer_seconds: float
+
+
+def training_steps(
+    model: nn.Module,
+    config: TrainConfig,
+    loss_of_batch: Callable[[int], Tensor],
+    optimizers: Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    backward: Callable[[Tensor], object] = Tensor.backward,
+    first: int = 0,
+    stop: int | None = None,
+    end_at_infinity: bool = True,
+) -> Iterator[Step]:
+    """The training loop: whoever iterates stands behind each step, its gradients still in place.
+
+    ``loss_of_batch(step)``: the loss of step 0, 1, … with its graph. Modules with an ``auxiliary_loss`` after the
+    forward pass (a scalar, or None) have it added. ``optimizers``: those of ``config``, unless given; their
+    learning rates are the peaks of its schedule. ``backward`` makes the gradients of a loss.
+    Steps ``first`` to ``stop`` (None: all) are made; a run goes on with optimizers whose state a run like it saved.
+    A loss that is not finite ends the loop, before the weights are touched; not with ``end_at_infinity=False``,
+    for processes that others wait for.
+    """
+    optimizers = make_optimizers(model, config) if optimizers is None else optimizers
+    schedules = [
+        LambdaLR(optimizer, lambda step: learning_rate_factor(step, config), last_epoch=first - 1)
+        for optimizer in optimizers
+    ]
+    own = [module for module in model.modules() if hasattr(module, "auxiliary_loss")]
+    for step in range(first, config.steps if stop is None else stop):
+        began = time.perf_counter()
+        loss = loss_of_batch(step)
+        auxiliary = [module.auxiliary_loss for module in own if module.auxiliary_loss is not None]
+        backward(sum(auxiliary, loss))
+        if end_at_infinity and not loss.isfinite():
+            return
+        before = time.perf_counter()
+        for optimizer in optimizers:
+            optimizer.step()
+        after = time.perf_counter()
+        summed = sum(value.item() for value in auxiliary) if auxiliary else None
+        yield Step(step + 1, loss.item(), summed, after - began, after - before)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+
+
 def fit(
-    model: torch.nn.Module,
+    model: nn.Module,
     config: TrainConfig,
     loss_of_batch: Callable[[int], Tensor],
     after_step: Callable[[], object] | None = None,
 ) -> list[float]:
-    """Train on whatever ``loss_of_batch(step)`` says, with the optimizers and the schedule of ``config``, in place;
-    returns the loss of each step. ``after_step`` is called once the optimizers have moved."""
-    optimizers = make_optimizers(model, config)
-    groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-    history: list[float] = []
-    for step in range(config.steps):
-        for group, peak in groups:
-            group["lr"] = peak * learning_rate_factor(step, config)
-        loss = loss_of_batch(step)
-        loss.backward()
-        history.append(loss.item())
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+    """Train on whatever ``loss_of_batch(step)`` says, in place, by :func:`training_steps`; returns the loss of each
+    step, ``inf`` from the one on that was not finite. ``after_step`` is called once the optimizers have moved."""
+    losses: list[float] = []
+    for step in training_steps(model, config, loss_of_batch):
+        losses.append(step.loss)
         if after_step is not None:
             after_step()
-    return history
-
-
-def learning_rate_factor(step: int, config: TrainConfig) -> float:
-    """Share of the peak learning rate at ``step`` (0-based): linear warm-up, then a cosine or a line."""
-    warmup = max(1, round(config.warmup * config.steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(1, config.steps - warmup)
-    left = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return config.final_lr + (1 - config.final_lr) * left
-
-
-def flops_per_step(config: TrainConfig) -> float:
-    """Model FLOPs of one step, plus Newton–Schulz's for Muon."""
-    model = config.model.build()
-    flops = config.batch_size * config.context * model.training_flops_per_token(config.context)
-    if config.optimizer == "muon":
-        matrices, _ = param_groups_for_muon(model)
-        flops += sum(newton_schulz_flops(weight.shape, config.ns_steps) for weight in matrices)
-    return float(flops)
-
-
-def with_compute(config: TrainConfig, flops: float) -> TrainConfig:
-    """The same run with as many whole steps as ``flops`` buys, its schedule fitted to them.
-
-    Raises ValueError when it buys none.
-    """
-    steps = int(flops / flops_per_step(config))
-    if steps < 1:
-        raise ValueError(f"flops={flops:.3g} buys no step of {flops_per_step(config):.3g}")
-    return replace(config, steps=steps)
-
-
-@torch.no_grad()
-def probe(model: Decoder, tokens: Tensor) -> dict[str, float]:
-    """Sizes inside a model on ``tokens`` (batch, time): ``weight_rms`` over all of Muon's matrices,
-    ``activation_rms`` over the outputs of all attention and MLP modules, ``largest_logit``: the largest
-    absolute value of an attention logit of a key that may be seen, and ``logits_above``: the share of
-    these whose absolute value is past ``LOGIT_THRESHOLD``. Not finite where the model is not."""
-    matrices, _ = param_groups_for_muon(model)
-    squares = sum(weight.square().sum().item() for weight in matrices)
-    outputs: list[Tensor] = []
-    logits: list[Tensor] = []
-    hooks = []
-    for block in model.blocks:
-        for module in (block.attention, block.mlp):
-            hooks.append(module.register_forward_hook(lambda _, __, output: outputs.append(output)))
-        if hasattr(block.attention, "logits"):
-            hooks.append(
-                block.attention.register_forward_pre_hook(
-                    lambda module, inputs: logits.append(module.logits(inputs[0]))
-                )
-            )
-    try:
-        model(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    visible = torch.cat([layer[layer != -math.inf].abs() for layer in logits]) if logits else torch.zeros(1)
-    return {
-        "weight_rms": math.sqrt(squares / sum(weight.numel() for weight in matrices)),
-        "activation_rms": torch.stack([output.square().mean() for output in outputs]).mean().sqrt().item(),
-        "largest_logit": visible.max().item(),
-        "logits_above": (visible > LOGIT_THRESHOLD).double().mean().item(),
-    }
-
-
-@torch.no_grad()
-def validation_loss(model: Decoder, windows: tuple[Tensor, Tensor], batch_size: int = 32) -> float:
-    """Mean loss over ``windows`` = (inputs, targets), (count, context) int64, in nats a token."""
-    inputs, targets = windows
-    total = 0.0
-    for start in range(0, len(inputs), batch_size):
-        part = slice(start, start + batch_size)
-        total += model.loss(inputs[part], targets[part]).item() * len(inputs[part])
-    return total / len(inputs)
-
-
-@torch.no_grad()
-def recall_losses(
-    model: Decoder, planted: tuple[Tensor, Tensor, Tensor], batch_size: int = 32
-) -> dict[str, float]:
-    """Means over ``planted`` = (inputs, targets, kinds), (count, context) int64, of
-    :meth:`dslib.tasks.RecallTask.evaluation`: ``"loss"`` of the text's tokens and ``"recall_loss"`` of the
-    recalled, nats a token, and ``"recall_accuracy"``, the share of the recalled that are the likeliest."""
-    losses, hits = [], []
-    for inputs, targets in zip(*(part.split(batch_size) for part in planted[:2]), strict=True):
-        logits = model(inputs)
-        losses.append(torch.nn.functional.cross_entropy(logits.mT, targets, reduction="none"))
-        hits.append(logits.argmax(-1) == targets)
-    loss, recall = torch.cat(losses), planted[2] == RECALL
-    return {
-        "loss": loss[planted[2] == TEXT].mean().item(),
-        "recall_loss": loss[recall].mean().item(),
-        "recall_accuracy": torch.cat(hits)[recall].double().mean().item(),
-    }
+    return losses + [math.inf] * (config.steps - len(losses))
 
 
 Observer = Callable[[int, Decoder, list[torch.optim.Optimizer]], None]
@@ -272,6 +181,22 @@ def training_loss(model: Decoder, batch: tuple[Tensor, ...], recall: RecallTask 
     return (losses * weights).sum() / weights.sum()
 
 
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a run leaves behind."""
+
+    result: TrainResult
+    #: As the last step left it.
+    model: Decoder
+    #: Those of the matrices first.
+    optimizers: list[torch.optim.Optimizer]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The model's ``state_dict``."""
+        return self.model.state_dict()
+
+
 def train(
     config: TrainConfig,
     observe: Observer | None = None,
@@ -282,13 +207,30 @@ def train(
 
     It starts from scratch, or from ``weights``, a model's ``state_dict`` (the seed then gives the batches
     only; the optimizers start fresh). ``trainable(name)`` says which parameters are trained, all without it.
-    Modules with an ``auxiliary_loss`` after the forward pass (a scalar tensor) have it added to the loss.
     The biases of a mixture of experts are updated after every step.
     ``observe(steps_done, model, optimizers)`` is called before the first update, with 0, and after every
     update, gradients still in place.
     A loss that stops being finite ends the run early: the remaining entries are ``inf``, so that a
     search sees a diverged run as a bad one.
     """
+    return train_model(config, observe, weights, trainable).result
+
+
+def train_to_end(config: TrainConfig, *args: Any, **options: Any) -> TrainedModel:
+    """:func:`train_model` with these arguments. Raises RuntimeError when the run diverges."""
+    trained = train_model(config, *args, **options)
+    if trained.result.diverged:
+        raise RuntimeError(f"the run diverged before its end, with lr={config.lr}: lower it")
+    return trained
+
+
+def train_model(
+    config: TrainConfig,
+    observe: Observer | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    trainable: Callable[[str], bool] | None = None,
+) -> TrainedModel:
+    """:func:`train`, for who goes on with the model."""
     corpus = load_corpus(config.corpus)
     text = (corpus.validation, config.evaluation_windows, config.context)
     windows = evaluation_windows(*text) if config.recall is None else config.recall.evaluation(*text)
@@ -298,45 +240,22 @@ def train(
     if trainable is not None:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trainable(name))
-    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
-    source = batches if config.recall is None else config.recall.batches
-    stream = source(corpus.train, config.batch_size, config.context, generator)
+    stream = training_batches(config)
     optimizers = make_optimizers(model, config)
-    groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-    marks = sorted(
-        {round(config.steps * part / config.evaluations) for part in range(1, config.evaluations + 1)} - {0}
-    )
-    train_loss: list[float] = []
-    auxiliary: list[float] = []
+    marks = evaluation_marks(config)
+    steps: list[Step] = []
     records: list[dict[str, float]] = []
-    seconds = optimizer_seconds = 0.0
     if observe is not None:
         observe(0, model, optimizers)
-    for step in range(config.steps):
-        began = time.perf_counter()
-        for group, peak in groups:
-            group["lr"] = peak * learning_rate_factor(step, config)
-        loss = training_loss(model, next(stream), config.recall)
-        own = [module.auxiliary_loss for module in model.modules() if hasattr(module, "auxiliary_loss")]
-        own = [value for value in own if value is not None]
-        if own:
-            auxiliary.append(sum(value.item() for value in own))
-        sum(own, loss).backward()
-        train_loss.append(loss.item())
-        if not math.isfinite(train_loss[-1]):
-            break
-        before = time.perf_counter()
-        for optimizer in optimizers:
-            optimizer.step()
-        optimizer_seconds += time.perf_counter() - before
-        seconds += time.perf_counter() - began
+    for step in training_steps(
+        model, config, lambda _: training_loss(model, next(stream), config.recall), optimizers
+    ):
+        steps.append(step)
         if observe is not None:
-            observe(step + 1, model, optimizers)
+            observe(step.done, model, optimizers)
         for layer in model.mixtures():
             layer.update_bias()
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        if step + 1 in marks:
+        if step.done in marks:
             record = probe(model, windows[0][:4])
             if config.recall is None:
                 record["loss"] = validation_loss(model, windows)
@@ -345,14 +264,13 @@ def train(
             records.append(
                 {key: value if math.isfinite(value) else math.inf for key, value in record.items()}
             )
-    train_loss += [math.inf] * (config.steps - len(train_loss))
     recalled = () if config.recall is None else ("recall_loss", "recall_accuracy")
     measured = ("loss", "weight_rms", "activation_rms", "largest_logit", "logits_above", *recalled)
-    nothing = dict.fromkeys(measured, math.inf) | dict.fromkeys(recalled[1:], 0.0)
-    records += [nothing] * (len(marks) - len(records))
-    return TrainResult(
+    worst = dict.fromkeys(measured, math.inf) | dict.fromkeys(recalled[1:], 0.0)
+    records += [worst] * (len(marks) - len(records))
+    result = TrainResult(
         config=config,
-        train_loss=train_loss,
+        train_loss=[step.loss for step in steps] + [math.inf] * (config.steps - len(steps)),
         at=marks,
         validation_loss=[record["loss"] for record in records],
         weight_rms=[record["weight_rms"] for record in records],
@@ -360,11 +278,26 @@ def train(
         largest_logit=[record["largest_logit"] for record in records],
         logits_above=[record["logits_above"] for record in records],
         flops=config.steps * flops_per_step(config),
-        seconds=seconds,
-        optimizer_seconds=optimizer_seconds,
-        auxiliary_loss=auxiliary,
+        seconds=sum(step.seconds for step in steps),
+        optimizer_seconds=sum(step.optimizer_seconds for step in steps),
+        auxiliary_loss=[step.auxiliary_loss for step in steps if step.auxiliary_loss is not None],
         **{name: [record[name] for record in records] for name in recalled},
     )
+    return TrainedModel(result, model, optimizers)
+
+
+def evaluation_marks(config: TrainConfig) -> list[int]:
+    """Steps done at each evaluation, ascending; fewer than ``evaluations`` in a run of fewer steps."""
+    parts = range(1, config.evaluations + 1)
+    return sorted({round(config.steps * part / config.evaluations) for part in parts} - {0})
+
+
+def training_batches(config: TrainConfig) -> Iterator[tuple[Tensor, ...]]:
+    """The batches of a run, drawn from its seed: (inputs, targets), with a recall task (inputs, targets, kinds),
+    each (batch_size, context) int64."""
+    generator = torch.Generator().manual_seed(1_000_003 + config.seed)
+    source = batches if config.recall is None else config.recall.batches
+    return source(load_corpus(config.corpus).train, config.batch_size, config.context, generator)
 
 
 def train_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[TrainResult]:
@@ -378,18 +311,12 @@ def train_many(configs: Iterable[TrainConfig], jobs: int = 1) -> Iterator[TrainR
     yield from in_workers(_train, configs, jobs)
 
 
-def in_workers(
-    run: Callable[[TrainConfig, str], R], configs: Iterable[TrainConfig], jobs: int = 1
-) -> Iterator[R]:
-    """``run(config, digest of its corpus)`` for every configuration, as :func:`train_many` describes.
-
-    ``run`` is a function at the top of a module, :func:`dslib.runs.cache.cached` if its results are to be kept;
-    the digest is there for the cache's key, because the text is no part of the configuration.
-    """
-    calls = [(config, load_corpus(config.corpus).digest) for config in configs]
-    yield from workers.in_workers(run, calls, jobs)
+def corpus_digest(config: Any) -> str:
+    """The digest of the text that ``config.corpus`` names: for :func:`dslib.runs.cache.cached`'s ``also``, because
+    the text is no part of the configuration."""
+    return load_corpus(config.corpus).digest
 
 
-@cached
-def _train(config: TrainConfig, corpus: str) -> TrainResult:
+@cached(also=corpus_digest)
+def _train(config: TrainConfig) -> TrainResult:
     return train(config)

@@ -47,15 +47,18 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def in_workers(run: Callable[..., R], calls: Iterable[tuple[Any, ...]], jobs: int = 1) -> Iterator[R]:
-    """``run(*call)`` of every call, on one thread each, ``jobs`` at a time; results come in the order of the calls.
+def in_workers(run: Callable[..., R], calls: Iterable[Any], jobs: int = 1) -> Iterator[R]:
+    """``run`` of every call, on one thread each, ``jobs`` at a time; results come in the order of the calls, each as
+    soon as it and those before it are done. A call is a tuple of arguments, or one argument that is no tuple.
 
     ``run`` is a function at the top of a module, :func:`dslib.runs.cache.cached` if its results are to be kept. Any
     joblib backend set by ``joblib.parallel_config`` is used.
     """
     import joblib
 
-    tasks = [joblib.delayed(_on_one_thread)(run, *call) for call in calls]
+    tasks = [
+        joblib.delayed(_on_one_thread)(run, *(call if isinstance(call, tuple) else (call,))) for call in calls
+    ]
     yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(tasks)
 
 

@@ -46,7 +46,7 @@ def test_every_shipped_search_is_bracketed():
 
     rows = measurements.read("muon")
     for _, part in rows[rows.kind == "search"].groupby(["model", "arm"]):
-        study.best_settings(part)
+        study.best_rates(part)
 
 
 def test_search_and_comparison_share_no_seed():
@@ -62,7 +62,7 @@ def test_update_rms_arms_train_at_the_rates_that_the_shipped_search_found():
     searched, finals = measurements.read("update_rms_search"), measurements.read("update_rms")
     assert finals["model"].nunique() == 3
     for model, part in finals.groupby("model"):
-        best = muon.best_settings(searched[searched.model == model])
+        best = muon.best_rates(searched[searched.model == model])
         chosen = part[part.arm.isin(["AdamW", "Baseline", "Update Norm", "Adjusted LR"])]
         assert set(chosen.lr) == {best.lr}
         assert set(part.rest_lr) == {best.rest_lr}
@@ -127,11 +127,11 @@ def test_shipped_scaling_is_bracketed_searched_on_seeds_of_its_own_and_two_rates
     rows = measurements.read("scaling")
     searched, finals = rows[rows.kind == "search"], rows[rows.kind == "final"]
     assert not set(searched.seed) & set(finals.seed)
-    best = {key: study.best_settings(part) for key, part in searched.groupby(["arm", "budget"])}
+    best = {key: study.best_allocation(part) for key, part in searched.groupby(["arm", "budget"])}
     for (arm, budget), part in finals.groupby(["arm", "budget"]):
-        settings = best[study.ARMS[arm].settings_of, budget]
-        assert set(part.width) == {settings.width}
-        assert set(part.lr) == {settings.lr}
+        chosen = best[study.ARMS[arm].searched_as, budget]
+        assert set(part.width) == {chosen.width}
+        assert set(part.lr) == {chosen.lr}
         assert part.seed.nunique() == 8
     for _, part in searched.groupby("budget"):
         means = part.groupby(["arm", *study.AXES]).final_loss.mean().groupby("arm").min()

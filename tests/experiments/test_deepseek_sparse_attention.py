@@ -37,7 +37,9 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DSLIB_CACHE", str(tmp_path_factory.mktemp("cache")))
         names = [study.DENSE, study.WARMED, *study.ARMS]
-        yield dict(zip(names, study.run_many([study.Run(RECIPE, name) for name in names]), strict=True))
+        yield dict(
+            zip(names, study.train_recipes([study.RecipeRun(RECIPE, name) for name in names]), strict=True)
+        )
 
 
 def test_arms_start_from_the_weights_they_name_and_train_on_the_same_batches():
@@ -58,7 +60,7 @@ def test_longer_context_is_trained_after_the_short_one():
 
 
 def test_longer_context_goes_on_from_the_short_one(trained):
-    (long,) = study.run_many([study.Run(LONG, study.DENSE)])
+    (long,) = study.train_recipes([study.RecipeRun(LONG, study.DENSE)])
     assert long.result.config.context == 40
     assert set(long.weights) == set(trained[study.DENSE].weights)
     assert not torch.equal(long.weights["lm_head.weight"], trained[study.DENSE].weights["lm_head.weight"])

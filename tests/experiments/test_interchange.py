@@ -9,6 +9,7 @@ import pytest
 from dslib.experiments import interchange as study
 from dslib.experiments.svd_entropy import STAND_IN, with_stand_in
 from dslib.models import Decoder, DecoderConfig, TrainConfig, train
+from dslib.runs.workers import in_workers
 from dslib.tasks import DOCSTRINGS
 
 MODEL = DecoderConfig(d_model=16, heads=2, layers=1)
@@ -33,7 +34,7 @@ def test_fine_tuning_starts_from_the_pretrained_weights(tiny):
     kept = {}
     result = train(tiny, observe=lambda step, model, _: kept.update(model=model.state_dict()))
     tunes = (study.fine_tuning(tiny, 2, 0.5), study.fine_tuning(replace(tiny, optimizer="muon"), 2, 0.0))
-    (found,) = study.fine_tune_runs([study.FineTune(tiny, tunes)])
+    (found,) = in_workers(study.fine_tuned, [study.FineTunings(tiny, tunes)])
     assert found.pretrained == result.final_loss
     assert found.losses[0] == train(tunes[0], weights=kept["model"]).final_loss != found.before
     assert found.losses[1] == found.before, "a learning rate of 0 leaves the weights as they were"
@@ -55,7 +56,7 @@ def fake(losses):
     def run(configs):
         for config in configs:
             first = config.pretrain
-            yield study.FineTuned(
+            yield study.FineTuningLosses(
                 config,
                 2.0,
                 2.5,
@@ -119,6 +120,6 @@ def test_cells_share_a_pretraining_and_differences_are_those_of_the_table(tiny):
 
 def test_other_model_and_no_fine_tuning_are_refused(tiny):
     with pytest.raises(ValueError, match="tunes"):
-        study.FineTune(tiny, ())
+        study.FineTunings(tiny, ())
     with pytest.raises(ValueError, match="model"):
-        study.FineTune(tiny, (replace(tiny, model=replace(MODEL, layers=2)),))
+        study.FineTunings(tiny, (replace(tiny, model=replace(MODEL, layers=2)),))

@@ -11,6 +11,7 @@ import torch
 
 from dslib.experiments import muon as study
 from dslib.models import DecoderConfig, TrainConfig, flops_per_step
+from dslib.runs.workers import in_workers
 
 BASE = TrainConfig(model=DecoderConfig(d_model=16, layers=1, heads=2), steps=40, batch_size=4, context=16)
 MEASURED = ("weight_rms", "activation_rms", "largest_logit", "logits_above")
@@ -21,7 +22,7 @@ def valley(lr, rest_lr, momentum=0.5):
 
     def run(configs):
         for config in configs:
-            at = study.settings_of(config)
+            at = study.rates_of(config)
             rest = at.lr if at.rest_lr is None else at.rest_lr
             loss = (
                 math.log2(at.lr / lr) ** 2
@@ -37,8 +38,8 @@ def valley(lr, rest_lr, momentum=0.5):
 
 
 def searched(optimizer, start, run, **options):
-    results = study.search_settings(BASE, optimizer, 1.0, start, run=run, **options)
-    return results, study.best_settings(pd.DataFrame(study.rows(results)))
+    results = study.search_rates(BASE, optimizer, 1.0, start, run=run, **options)
+    return results, study.best_rates(pd.DataFrame(study.rows(results)))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -48,31 +49,31 @@ def test_settings_are_found_and_bracketed_wherever_they_lie(optimizer, best):
     assert 0.7 < found.lr / best[0] < 1.42
     assert 0.7 < found.rest_lr / best[1] < 1.42
     assert found.momentum == best[2]
-    assert len({(study.settings_of(r.config), r.config.seed) for r in results}) == len(results)
+    assert len({(study.rates_of(r.config), r.config.seed) for r in results}) == len(results)
 
 
 def test_no_point_is_trained_twice_because_of_rounding():
-    results, _ = searched("adamw", study.Settings(0.008, 0.128, 0.9), valley(0.0113, 0.09), seeds=(0,))
+    results, _ = searched("adamw", study.Rates(0.008, 0.128, 0.9), valley(0.0113, 0.09), seeds=(0,))
     for values in ({r.config.lr for r in results}, {r.config.rest_lr for r in results}):
         assert all(b / a > 1.1 for a, b in itertools.pairwise(sorted(values)))
 
 
 def test_one_rate_serves_all_and_the_momentum_can_stay():
-    results, found = searched("muon", study.Settings(0.02, None, 0.9), valley(0.02, 0.08), momenta=())
+    results, found = searched("muon", study.Rates(0.02, None, 0.9), valley(0.02, 0.08), momentum_values=())
     assert found.rest_lr is None
     assert 0.02 < found.lr < 0.08
     assert {r.config.momentum for r in results} == {0.9}
 
 
 def test_momentum_is_adamws_beta_or_muons_mu():
-    settings = study.Settings(0.1, None, 0.3)
-    adamw, muon = (study.configured(BASE, name, 1.0, settings) for name in ("adamw", "muon"))
+    settings = study.Rates(0.1, None, 0.3)
+    adamw, muon = (study.with_rates(BASE, name, 1.0, settings) for name in ("adamw", "muon"))
     assert adamw.betas == (0.3, BASE.betas[1])
     assert (muon.momentum, muon.betas) == (0.3, BASE.betas)
-    assert study.settings_of(adamw) == study.settings_of(muon) == settings
+    assert study.rates_of(adamw) == study.rates_of(muon) == settings
 
 
-def test_arms_get_the_settings_of_their_own_search_and_the_compute_of_their_share():
+def test_arms_get_the_rates_of_their_own_search_and_the_compute_of_their_share():
     arms = study.tuned_arms(BASE, pd.DataFrame(study.search_arms(BASE, study.ARMS, valley(0.02, 0.1))))
     assert list(arms) == list(study.ARMS)
     assert arms["AdamW"].steps == BASE.steps
@@ -102,7 +103,7 @@ def test_unbracketed_search_and_unknown_arm_are_refused():
         {"lr": [1.0, 2.0], "rest_lr": [1.0, 1.0], "momentum": [0.9, 0.9], "final_loss": [3.0, 2.0]}
     )
     with pytest.raises(ValueError, match="edge"):
-        study.best_settings(table)
+        study.best_rates(table)
     with pytest.raises(ValueError, match="AdamX"):
         study.search_arms(BASE, ("AdamX",), valley(1, 1))
 
@@ -118,7 +119,7 @@ def test_everything_that_ships_is_measured_by_two_calls():
     for one in (table, larger):
         assert not one.isna().any().any()
         for _, part in one[one.kind == "search"].groupby("arm"):
-            study.best_settings(part)
+            study.best_rates(part)
         shares = one[one.kind == "share"]
         assert set(shares.share) >= {0.5, 0.75, 1.0}
         assert set(shares.groupby(["arm", "share"]).size()) == {4}
@@ -146,7 +147,7 @@ def test_momenta_are_the_optimizers_own_buffers(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be " * 100)
     config = replace(BASE, optimizer="muon", steps=2, corpus=str(tmp_path / "text.txt"))
     found = study.momenta(config)
-    (in_a_worker,) = study.momenta_many([config])
+    (in_a_worker,) = in_workers(study.momenta, [config])
     for name, buffer in found.items():
         assert torch.equal(in_a_worker[name], buffer)
     assert len(found) == 7

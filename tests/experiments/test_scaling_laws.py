@@ -43,8 +43,8 @@ def frame(results):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_budget_counts_six_n_a_byte_and_newton_schulz(optimizer):
-    arm, settings = study.Arm(optimizer, "x"), study.Settings(12, 4, 0.01, 0.1)
-    config = study.configured(BASE, arm, settings, 1e9)
+    arm, settings = study.Law(optimizer, "x"), study.Allocation(12, 4, 0.01, 0.1)
+    config = study.allocated(BASE, arm, settings, 1e9)
     model, own = study.budget_per_step(config)
     N, embedding = study.parameter_counts(config.model)
     assert model == 6 * N * 4 * 16
@@ -70,12 +70,12 @@ def test_every_width_of_the_ladder_makes_a_model_and_sizes_grow_smoothly():
 
 @pytest.mark.parametrize(("width", "batch_size", "lr", "rest_lr"), [(24, 4, 0.03, 0.1), (64, 32, 0.5, 0.01)])
 def test_optimum_is_found_and_bracketed_on_every_axis(width, batch_size, lr, rest_lr):
-    start = study.Settings(32, 8, 2**-6, 2**-2)
+    start = study.Allocation(32, 8, 2**-6, 2**-2)
     results = study.search(
-        BASE, study.Arm("muon", "x"), 1e10, [start], run=valley(width, batch_size, lr, rest_lr)
+        BASE, study.Law("muon", "x"), 1e10, [start], run=valley(width, batch_size, lr, rest_lr)
     )
     table = frame(results)
-    best = study.best_settings(table)
+    best = study.best_allocation(table)
     assert (best.width, best.batch_size) == (width, batch_size)
     assert 0.8 < best.lr / lr < 1.25
     assert 0.8 < best.rest_lr / rest_lr < 1.25
@@ -102,12 +102,12 @@ def replace_loss(result, more):
 
 
 def test_second_start_leads_out_of_a_side_valley_and_the_better_end_counts():
-    arm = study.Arm("muon", "x")
-    far, near = study.Settings(24, 4, 2**-2, 2**-2), study.Settings(24, 4, 2**-7, 2**-7)
-    stuck = study.best_settings(frame(study.search(BASE, arm, 1e9, [far], run=two_valleys)))
+    arm = study.Law("muon", "x")
+    far, near = study.Allocation(24, 4, 2**-2, 2**-2), study.Allocation(24, 4, 2**-7, 2**-7)
+    stuck = study.best_allocation(frame(study.search(BASE, arm, 1e9, [far], run=two_valleys)))
     assert stuck.lr == 2**-2
     for starts in ([far, near], [near, far]):
-        best = study.best_settings(frame(study.search(BASE, arm, 1e9, starts, run=two_valleys)))
+        best = study.best_allocation(frame(study.search(BASE, arm, 1e9, starts, run=two_valleys)))
         assert (best.lr, best.rest_lr) == (2**-8, 2**-8)
 
 
@@ -125,26 +125,26 @@ def test_one_axis_alone_can_be_searched_although_one_rate_stands_elsewhere():
 
 
 def test_one_rate_stays_one_rate():
-    start = study.Settings(24, 4, 2**-6, None)
-    table = frame(study.search(BASE, study.Arm("adamw", "x"), 1e9, [start], run=valley()))
+    start = study.Allocation(24, 4, 2**-6, None)
+    table = frame(study.search(BASE, study.Law("adamw", "x"), 1e9, [start], run=valley()))
     assert (table["lr"] == table["rest_lr"]).all()
-    best = study.best_settings(table)
+    best = study.best_allocation(table)
     assert best.rest_lr is None
     assert 0.03 < best.lr < 0.1
 
 
 def test_optimum_at_an_edge_is_refused():
-    table = frame(study.search(BASE, study.Arm("adamw", "x"), 1e9, [study.ARMS["AdamW"].start], run=valley()))
-    best = study.best_settings(table)
+    table = frame(study.search(BASE, study.Law("adamw", "x"), 1e9, [study.ARMS["AdamW"].start], run=valley()))
+    best = study.best_allocation(table)
     with pytest.raises(ValueError, match="edge"):
-        study.best_settings(table[table["width"] <= best.width])
+        study.best_allocation(table[table["width"] <= best.width])
     with pytest.raises(ValueError, match="longer ladder"):
         study.search(
-            BASE, study.Arm("adamw", "x"), 1e9, [replace(best, width=study.WIDTHS[-1])], run=valley(width=192)
+            BASE, study.Law("adamw", "x"), 1e9, [replace(best, width=study.WIDTHS[-1])], run=valley(width=192)
         )
     with pytest.raises(ValueError, match="shorter context"):
         study.search(
-            BASE, study.Arm("adamw", "x"), 1e9, [replace(best, batch_size=1)], run=valley(batch_size=1)
+            BASE, study.Law("adamw", "x"), 1e9, [replace(best, batch_size=1)], run=valley(batch_size=1)
         )
 
 
@@ -156,7 +156,7 @@ def test_moving_optimum_ends_in_an_error():
 
     run.loss = 1000.0
     with pytest.raises((RuntimeError, ValueError), match=r"bracket|move|ladder|pays"):
-        study.search(BASE, study.Arm("adamw", "x"), 1e12, [study.ARMS["AdamW"].start], run=run)
+        study.search(BASE, study.Law("adamw", "x"), 1e12, [study.ARMS["AdamW"].start], run=run)
 
 
 @pytest.fixture(scope="module")
@@ -171,18 +171,18 @@ def test_everything_that_ships_is_measured_by_one_call(table):
     assert set(finals["arm"]) == set(study.ARMS)
     assert not set(finals["seed"]) & set(study.SEARCH_SEEDS)
     searched = table[table["kind"] == "search"]
-    assert set(searched["arm"]) == {name for name, arm in study.ARMS.items() if arm.settings_of == name}
+    assert set(searched["arm"]) == {name for name, law in study.ARMS.items() if law.searched_as == name}
     assert set(searched["seed"]) == set(study.SEARCH_SEEDS)
     assert (table["compute"] <= table["budget"]).all()
     per_step = table["compute"] / table["steps"]
     assert (table["compute"] + per_step > table["budget"]).all()
 
 
-def test_reused_arms_run_on_the_settings_of_the_arm_they_reuse(table):
+def test_reused_arms_run_on_the_searched_as_the_arm_they_reuse(table):
     final = study.tuned(BASE, table[table["kind"] == "search"])
     assert set(final) == {(arm, budget) for arm in study.ARMS for budget in BUDGETS}
-    for reused in (name for name, arm in study.ARMS.items() if arm.settings_of != name):
-        own, source = final[reused, 4e8], final[study.ARMS[reused].settings_of, 4e8]
+    for reused in (name for name, law in study.ARMS.items() if law.searched_as != name):
+        own, source = final[reused, 4e8], final[study.ARMS[reused].searched_as, 4e8]
         assert (own.lr, own.rest_lr, own.batch_size) == (source.lr, source.rest_lr, source.batch_size)
         assert own.model == source.model
         assert (own.optimizer, own.momentum) == ("muon", 0.95)
@@ -205,7 +205,7 @@ def test_curve_is_what_a_law_is_fitted_to(table):
 def test_real_runs_give_rows_that_add_up(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be " * 200)
     base = replace(BASE, corpus=str(tmp_path / "text.txt"))
-    config = study.configured(base, study.ARMS["Muon"], study.Settings(4, 2, 0.03, 0.1), 3e6)
+    config = study.allocated(base, study.ARMS["Muon"], study.Allocation(4, 2, 0.03, 0.1), 3e6)
     from dslib.models import train
 
     (row,) = study.rows([train(config)], kind="final", arm="Muon", budget=3e6)

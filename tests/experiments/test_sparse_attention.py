@@ -8,6 +8,7 @@ import torch
 from dslib.attention import NSASizes
 from dslib.experiments import sparse_attention as study
 from dslib.models import DecoderConfig, MoBAConfig, NSAConfig, SlidingWindowConfig
+from dslib.runs.workers import in_workers
 from dslib.tasks import RecallTask
 
 TASK = RecallTask(facts=2, values=3, distance=1)
@@ -71,7 +72,7 @@ def test_arms_differ_in_their_attention_alone(base):
 
 def test_every_arm_runs_and_makes_a_row_without_gaps_in_what_is_reported(base):
     arms = study.arms(base, 4, MOBA, NSA)
-    runs = dict(zip(arms, study.sparse_runs(arms.values()), strict=True))
+    runs = dict(zip(arms, in_workers(study.sparse_run, arms.values()), strict=True))
     rows = {name: study.row(run, 4, arm=name) for name, run in runs.items()}
     assert len({tuple(each) for each in rows.values()}) == 1  # the same columns
     for name, run in runs.items():

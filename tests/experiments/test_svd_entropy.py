@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from dslib.experiments import svd_entropy as study
-from dslib.experiments.muon import Settings
+from dslib.experiments.muon import Rates
 from dslib.models import Decoder, DecoderConfig, TrainConfig, train
 from dslib.models.moe import MoEConfig
+from dslib.runs.workers import in_workers
 from dslib.spectra import svd_entropy
 
 MODEL = DecoderConfig(d_model=16, heads=2, layers=2, moe=MoEConfig(experts=4, top_k=2, bias_update_rate=0.1))
@@ -120,7 +121,7 @@ def test_diverged_run_is_an_error_with_its_rate(tiny):
 
 
 def test_workers_give_the_same_measurements(tiny, run):
-    (again,) = study.spectra_runs([tiny])
+    (again,) = in_workers(study.spectra_run, [tiny])
     assert torch.equal(again.learnt_entropy, run.learnt_entropy)
 
 
@@ -132,7 +133,7 @@ def test_search_is_bracketed_and_its_best_rate_trains_the_arms(tiny):
             loss = math.log2(c.lr / best[c.optimizer]) ** 2 + 1e-3 * (c.seed % 3)
             yield SimpleNamespace(config=c, final_loss=loss)
 
-    start = {"AdamW": Settings(0.016, 0.18, 0.8), "Muon": Settings(0.064, 0.13, 0.7)}
+    start = {"AdamW": Rates(0.016, 0.18, 0.8), "Muon": Rates(0.064, 0.13, 0.7)}
     table = pd.DataFrame(study.search_rates(tiny, start, (5, 6), valley, model="m"))
     assert set(table.seed) == {5, 6}
     assert set(table.model) == {"m"}

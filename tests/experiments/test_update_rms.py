@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from dslib.experiments.update_rms import adamw_on_noise, by_kind, follow, follow_many, row
+from dslib.experiments.update_rms import adamw_on_noise, by_kind, follow, row
 from dslib.models import DecoderConfig, TrainConfig, train
+from dslib.runs.workers import in_workers
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 200
 
@@ -52,7 +53,7 @@ def test_decay_of_gains_is_their_own(tiny):
 
 
 def test_many_runs_come_in_order_and_make_flat_rows(tiny):
-    runs = list(follow_many([tiny, replace(tiny, optimizer="adamw", betas=(0.9, 0.95))], jobs=1))
+    runs = list(in_workers(follow, [tiny, replace(tiny, optimizer="adamw", betas=(0.9, 0.95))]))
     rows = [row(run, arm="x") for run in runs]
     assert [each["optimizer"] for each in rows] == ["muon", "adamw"]
     assert all(math.isfinite(value) for each in rows for value in each.values() if isinstance(value, float))

@@ -6,9 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dslib.models import DecoderConfig, TrainConfig, flops_per_step, probe, train, train_many, with_compute
+from dslib.models import DecoderConfig, TrainConfig, flops_per_step, train, train_many, with_compute
 from dslib.models.decoder import Decoder
-from dslib.models.training import learning_rate_factor, make_optimizers, recall_losses
+from dslib.models.train_config import learning_rate_factor
+from dslib.models.training import (
+    fit,
+    make_optimizers,
+    train_model,
+    train_to_end,
+    training_batches,
+    training_steps,
+)
 from dslib.optim import Muon, newton_schulz_flops, param_groups_for_muon
 from dslib.tasks import RecallTask
 
@@ -109,22 +117,6 @@ def test_rest_has_its_own_learning_rate_under_both_optimizers(tiny):
         assert isinstance(made[0], Muon) == (optimizer == "muon")
 
 
-def test_probe_sees_what_is_there_and_leaves_no_hook_behind():
-    model = Decoder(MODEL)
-    with torch.no_grad():
-        for weight in param_groups_for_muon(model)[0]:
-            weight.fill_(0.5)
-        sizes = probe(model, torch.ones(2, 8, dtype=torch.long))
-        model.blocks[0].attention.query.weight.zero_()
-        silent = probe(model, torch.ones(2, 8, dtype=torch.long))
-    assert sizes["weight_rms"] == pytest.approx(0.5)
-    assert sizes["largest_logit"] > 0
-    assert silent["largest_logit"] == silent["logits_above"] == 0
-    assert not any(
-        block.attention._forward_hooks or block.attention._forward_pre_hooks for block in model.blocks
-    )
-
-
 @pytest.mark.parametrize(("options", "words"), [({"optimizer": "sgd"}, "sgd"), ({"steps": 0}, "steps=0")])
 def test_bad_configuration_is_refused_with_its_value(options, words):
     with pytest.raises(ValueError, match=words):
@@ -141,16 +133,114 @@ def test_recall_is_measured_apart_from_the_text(tiny):
     assert (diverged.recall_loss[-1], diverged.recall_accuracy[-1]) == (math.inf, 0.0)
 
 
-def test_recall_losses_are_means_over_their_own_tokens_alone():
-    model = Decoder(MODEL, seed=2)
-    planted = RecallTask(facts=2, distance=8).evaluation(torch.arange(99, dtype=torch.uint8), 5, 20)
-    found = recall_losses(model, planted, batch_size=2)
-    logp = model(planted[0]).log_softmax(-1)
-    text, recall = [], []
-    for row, (targets, kinds) in enumerate(zip(*planted[1:], strict=True)):
-        for place, (target, kind) in enumerate(zip(targets, kinds, strict=True)):
-            where = recall if kind == 2 else text if kind == 0 else []
-            where.append((-logp[row, place, target].item(), (logp[row, place].argmax() == target).item()))
-    assert found["loss"] == pytest.approx(sum(loss for loss, _ in text) / len(text), rel=1e-5)
-    assert found["recall_loss"] == pytest.approx(sum(loss for loss, _ in recall) / len(recall), rel=1e-5)
-    assert found["recall_accuracy"] == pytest.approx(sum(hit for _, hit in recall) / len(recall))
+def quadratic(**options):
+    """A model of one matrix, whose loss is half its squared distance from 1."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    config = TrainConfig(steps=6, lr=0.1, weight_decay=0.0, **options)
+    return model, config, lambda step: (model.weight - 1).square().sum() / 2
+
+
+def test_loop_trains_as_one_by_hand_does_to_the_last_bit():
+    torch.manual_seed(0)
+    model, config, loss = quadratic(optimizer="adamw", warmup=0.4)
+    start = model.weight.detach().clone()
+    losses = fit(model, config, loss)
+    with torch.no_grad():
+        weight = torch.nn.Parameter(start)
+    optimizer = torch.optim.AdamW([weight], lr=0.1, betas=config.betas, weight_decay=0.0)
+    for step, expected in enumerate(losses):
+        optimizer.param_groups[0]["lr"] = 0.1 * learning_rate_factor(step, config)
+        optimizer.zero_grad()
+        by_hand = (weight - 1).square().sum() / 2
+        by_hand.backward()
+        optimizer.step()
+        assert by_hand.item() == expected
+    assert torch.equal(weight, model.weight)
+
+
+def test_whoever_iterates_stands_behind_a_step_with_its_gradients_and_its_rate():
+    model, config, loss = quadratic(optimizer="adamw")
+    optimizers = make_optimizers(model, config)
+    for done, step in enumerate(training_steps(model, config, loss, optimizers), start=1):
+        assert step.done == done
+        assert model.weight.grad is not None
+        assert optimizers[0].param_groups[0]["lr"] == 0.1 * learning_rate_factor(done - 1, config)
+        assert 0 <= step.optimizer_seconds <= step.seconds
+    assert model.weight.grad is None
+
+
+def test_a_run_that_stopped_goes_on_where_it_was():
+    torch.manual_seed(0)
+    model, config, loss = quadratic(optimizer="adamw")
+    start = model.weight.detach().clone()
+    whole = fit(model, config, loss)
+    end = model.weight.detach().clone()
+    model.weight.data.copy_(start)
+    optimizers = make_optimizers(model, config)
+    first = [step.loss for step in training_steps(model, config, loss, optimizers, stop=4)]
+    resumed = make_optimizers(model, config)
+    resumed[0].load_state_dict(optimizers[0].state_dict())
+    rest = [step.loss for step in training_steps(model, config, loss, resumed, first=4)]
+    assert first + rest == whole
+    assert torch.equal(model.weight, end)
+
+
+def test_a_loss_that_is_not_finite_ends_the_loop_before_the_weights_are_touched():
+    model, config, loss = quadratic()
+    bad = lambda step: loss(step) * (math.inf if step == 2 else 1)  # noqa: E731
+    before = []
+    losses = fit(model, config, bad, lambda: before.append(model.weight.detach().clone()))
+    assert [math.isfinite(value) for value in losses] == [True] * 2 + [False] * 4
+    assert torch.equal(model.weight, before[-1])
+    assert len(list(training_steps(model, config, bad, end_at_infinity=False))) == config.steps
+
+
+def test_losses_of_the_models_own_are_added_and_told_apart():
+    model, config, loss = quadratic()
+    model.auxiliary_loss = None
+
+    def loss_of_batch(step):
+        model.auxiliary_loss = -loss(step) if step else None
+        return loss(step)
+
+    steps, norms = [], []
+    for step in training_steps(model, config, loss_of_batch):
+        steps.append(step)
+        norms.append(model.weight.grad.norm().item())
+    assert [step.auxiliary_loss for step in steps] == [None, *(-step.loss for step in steps[1:])]
+    assert norms[0] > 0
+    assert max(norms[1:]) == 0, "they cancel each other"
+
+
+def test_gradients_can_be_made_by_the_caller():
+    model, config, loss = quadratic()
+    before = model.weight.detach().clone()
+    seen = []
+
+    def backward(loss):
+        seen.append(loss.item())
+        model.weight.grad = torch.zeros_like(model.weight)
+
+    assert [step.loss for step in training_steps(model, config, loss, backward=backward)] == seen
+    assert torch.equal(model.weight, before)
+
+
+def test_a_run_leaves_its_model_and_optimizers_behind(tiny):
+    config = replace(tiny, steps=2)
+    trained = train_model(config)
+    assert not trained.result.diverged
+    assert trained.result.train_loss == train(config).train_loss
+    model = MODEL.build()
+    model.load_state_dict(trained.weights)
+    assert torch.equal(model.lm_head.weight, trained.model.lm_head.weight)
+    assert len(trained.optimizers[0].state) == len(list(model.parameters()))
+    with pytest.raises(RuntimeError, match="diverged before its end, with lr=inf"):
+        train_to_end(replace(config, lr=math.inf))
+
+
+def test_batches_of_a_run_are_those_of_its_seed(tiny):
+    one, again, other = (next(training_batches(c)) for c in (tiny, tiny, replace(tiny, seed=1)))
+    assert torch.equal(one[0], again[0])
+    assert not torch.equal(one[0], other[0])
+    assert torch.equal(one[0][:, 1:], one[1][:, :-1])
+    assert len(next(training_batches(replace(tiny, recall=RecallTask(facts=1, distance=8))))) == 3

@@ -17,6 +17,10 @@ def test_every_call_has_one_thread_and_its_place(jobs):
     assert list(in_workers(threads_seen, [("a",), ("b",), ("c",)], jobs)) == [("a", 1), ("b", 1), ("c", 1)]
 
 
+def test_one_argument_that_is_no_tuple_is_a_call():
+    assert list(in_workers(threads_seen, ["a", ("b", False)])) == [("a", 1), ("b", 1)]
+
+
 def test_no_calls_are_no_results():
     assert list(in_workers(threads_seen, [])) == []
 

@@ -37,22 +37,27 @@ SELECTIONS = ("indexer", "window", "random")
 
 @dataclass(frozen=True)
 class SparseMLAConfig:
-    """Sizes of :class:`SparseMLA`; the real ones are 64 indexer heads of 128 and top_k 2048.
-
-    ``selection`` is what chooses the ``top_k`` keys in the sparse stage: the indexer, the last ``top_k``
-    positions, or chance. ``target`` is :func:`dslib.attention.indexer_kl_loss`'s. With ``indexer_fp8`` the
-    indexer's queries and keys are rounded as FP8 would, whenever no gradient is asked for.
-    """
+    """Sizes of :class:`SparseMLA`, small ones; DeepSeek-V3.2's stand beside them."""
 
     mla: MLAConfig = field(default_factory=MLAConfig)
+    #: (64)
     indexer_heads: int = 4
+    #: Of an indexer's head (128).
     indexer_dim: int = 16
+    #: How many numbers of it are rotated.
     indexer_rope_dim: int = 8
+    #: Which of them are turned together.
     indexer_rope_layout: str = "half_split"
+    #: Keys that a query attends to in the sparse stage (2048).
     top_k: int = 32
+    #: ``"dense"``, ``"warm-up"`` (dense attention teaches the indexer) or ``"sparse"``.
     stage: str = "dense"
+    #: What chooses the keys in the sparse stage: the ``"indexer"``, or for comparison the last positions
+    #: (``"window"``) or chance (``"random"``).
     selection: str = "indexer"
+    #: :func:`dslib.attention.indexer_kl_loss`'s.
     target: str = "selected"
+    #: Whether the indexer's queries and keys are rounded as FP8 would, whenever no gradient is asked for.
     indexer_fp8: bool = False
 
     def __post_init__(self) -> None:

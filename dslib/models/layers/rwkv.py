@@ -16,26 +16,26 @@ from dslib.models.moe import MoE
 
 @dataclass(frozen=True)
 class RWKVConfig:
-    """Sizes of an :class:`RWKV7`; ``TrainConfig(model=RWKVConfig(...))`` trains it.
-
-    ``head_size`` is the side of a head's square state (64 in the paper). ``rank`` is that of the low-rank maps
-    for decay, learning rate and values, and half of the gate's. ``mlp_size=None`` is 4·d_model.
-    ``rate_range`` is the largest learning rate η: 1 as released, 2 as in the paper's proof that a state can be
-    permuted (appendix, "expressivity"), which lets an eigenvalue of the state's transition go down to −1.
-    ``token_shift=False`` takes away what a layer sees of the token before, ``delta_rule=False`` the
-    removal of what stood under a key, ``memory=False`` the state: a head then reads what the present token
-    writes and nothing else, and only token shift looks back, a token a mix. All three are ablations.
-    """
+    """Sizes of an :class:`RWKV7`; ``TrainConfig(model=RWKVConfig(...))`` trains it. The last three are ablations."""
 
     vocab_size: int = 256
     d_model: int = 64
     layers: int = 2
+    #: Side of a head's square state (64 in the paper).
     head_size: int = 16
+    #: Of the low-rank maps for decay, learning rate and values; the gate's is twice as large.
     rank: int = 8
+    #: Inner size of the channel mix (None: 4·d_model).
     mlp_size: int | None = None
+    #: The largest learning rate η: 1 as released; 2 as in the paper's proof that a state can be permuted (appendix,
+    #: "expressivity"), which lets an eigenvalue of the state's transition go down to −1.
     rate_range: float = 1.0
+    #: What a layer sees of the token before.
     token_shift: bool = True
+    #: The removal of what stood under a key.
     delta_rule: bool = True
+    #: The state. Without it a head reads what the present token writes and nothing else, and only token shift looks
+    #: back, a token a mix.
     memory: bool = True
 
     def __post_init__(self) -> None:

@@ -56,13 +56,15 @@ class SlidingWindowConfig:
 
 @dataclass(frozen=True)
 class MoBAConfig:
-    """MoBA with the sizes of arXiv:2502.13189, §3.1. The last ``full_layers`` layers attend to everything (§3.2,
-    the layer-wise hybrid); the weights are the same either way. ``selection="random"`` puts a fixed random
-    pattern in the place of the gate, for comparison."""
+    """MoBA with the sizes of arXiv:2502.13189, §3.1."""
 
+    #: Keys in a block.
     block_size: int = 512
+    #: Blocks that a query attends to, its own among them.
     top_k: int = 3
+    #: So many of the last layers attend to everything (§3.2, the layer-wise hybrid); the weights are the same.
     full_layers: int = 0
+    #: What chooses the blocks: the ``"gate"``, or for comparison a fixed ``"random"`` pattern.
     selection: str = "gate"
 
     def __post_init__(self) -> None:
@@ -97,15 +99,15 @@ class MoBAConfig:
 
 @dataclass(frozen=True)
 class NSAConfig:
-    """NSA with the sizes of arXiv:2502.11089, §4.1. ``compress_hidden`` is the inner size of φ, the MLP that
-    compresses a block (None: 4·head_dim; the paper does not say); ``compress_mean`` adds the block's mean to what
-    φ makes of it, so that it need not be learnt from nothing. For comparison,
-    ``selection="random"`` puts a fixed random pattern in the place of the blocks that compressed attention
-    chooses, and ``"own_keys"`` chooses as MoBA does, by the mean of the selected branch's own keys."""
+    """NSA with the sizes of arXiv:2502.11089, §4.1."""
 
     sizes: NSASizes = field(default_factory=NSASizes)
+    #: Inner size of φ, the MLP that compresses a block (None: 4·head_dim; the paper does not say).
     compress_hidden: int | None = None
+    #: Whether the block's mean is added to what φ makes of it, which then need not be learnt from nothing.
     compress_mean: bool = False
+    #: What chooses the blocks: compressed attention, ``"learned"``, or for comparison a fixed ``"random"`` pattern, or
+    #: ``"own_keys"``: as in MoBA the mean of the selected branch's own keys.
     selection: str = "learned"
 
     def __post_init__(self) -> None:
