@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 from dslib.notebook.badges import ATTRIBUTE, badge_text
 from dslib.notebook.environment import show
 from dslib.notebook.progress import progress
-from dslib.notebook.setup import PROFILES
 from dslib.runs import measurements
+from dslib.runs.profiles import PROFILES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
