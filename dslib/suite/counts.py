@@ -11,7 +11,7 @@ from dslib.suite.verdicts import CONFIDENCE, VERDICTS, row_ok
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of claims; structural rows stand apart and are in none of them but their own two.
+    """Counts of claims; structural rows stand apart, and are in none but the last two (those judged, held).
 
     ``verdicts`` counts every verdict that occurs, in the order of VERDICTS; ``judged`` is all but "not
     judged". ``excused`` are judged, not held, and well for the suite since ``expected`` registers it.
@@ -33,8 +33,10 @@ class Counts:
 def count(rows: Sequence[Mapping[str, Any]], notebook: str | None = None) -> Counts:
     """The counts of a scoreboard's ``claims``, or of those of one notebook."""
     rows = [row for row in rows if notebook is None or row["notebook"] == notebook]
-    claims, structural = statements(rows), structural_rows(rows)
-    judged = [row for row in claims if row["verdict"] != "not judged"]
+    claims = statements(rows)
+    judged, structural = (
+        [row for row in part if row["verdict"] != "not judged"] for part in (claims, structural_rows(rows))
+    )
     found = {verdict: sum(row["verdict"] == verdict for row in claims) for verdict in VERDICTS}
     by_interval = sum(row["ci"] is not None for row in judged)
     return Counts(
