@@ -16,20 +16,17 @@ settings.load_profile("dslib")
 os.environ.setdefault("DSLIB_CACHE", "off")
 
 
-def pytest_collection_modifyitems(config, items):
-    """Under ``--dist loadgroup``: a file stays on one worker, for its fixtures; notebooks are spread, a test each.
+def pytest_itemcollected(item):
+    """Under ``--dist loadgroup`` a file stays on one worker, for its fixtures; notebooks are spread, a test each."""
+    # pytest-xdist reads the groups before it lets anybody else modify what was collected.
+    if getattr(item.config.option, "loadgroup", False) and item.path.parent != NOTEBOOKS:
+        group = item.path.relative_to(NOTEBOOKS.parent).with_suffix("").as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
 
-    Notebooks are the longest tests and come first, so that none is left alone at the end.
-    """
-    if not getattr(config.option, "loadgroup", False) and config.getoption("dist", "no") != "loadgroup":
-        return
-    notebooks = [item for item in items if item.path.parent == NOTEBOOKS]
-    others = [item for item in items if item.path.parent != NOTEBOOKS]
-    for item in others:
-        item.add_marker(
-            pytest.mark.xdist_group(item.path.relative_to(NOTEBOOKS.parent).with_suffix("").as_posix())
-        )
-    items[:] = notebooks + others
+
+def pytest_collection_modifyitems(items):
+    """Notebooks are the longest tests and come first, so that none is left alone at the end."""
+    items.sort(key=lambda item: item.path.parent != NOTEBOOKS)
 
 
 @pytest.fixture(autouse=True)
