@@ -16,12 +16,18 @@ settings.load_profile("dslib")
 os.environ.setdefault("DSLIB_CACHE", "off")
 
 
-def pytest_itemcollected(item):
-    """Under ``--dist loadgroup`` a file stays on one worker, for its fixtures; notebooks are spread, a test each."""
-    # pytest-xdist reads the groups before it lets anybody else modify what was collected.
-    if getattr(item.config.option, "loadgroup", False) and item.path.parent != NOTEBOOKS:
-        group = item.path.relative_to(NOTEBOOKS.parent).with_suffix("").as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Under ``--dist loadfile`` a file stays on one worker, for its fixtures; notebooks are spread, a test each."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid if "notebooks/test_notebooks.py" in nodeid else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):
