@@ -17,7 +17,7 @@ test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/dslib lint
-	$(BIN)/python -m pytest -n $$($(BIN)/python -c 'from dslib.runs.workers import cores; print(max(2, cores()))') --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $$($(BIN)/python -c 'from dslib.runs.workers import cores; print(max(2, cores()))') --dist loadfile --no-loadscope-reorder
 
 lab: $(INSTALLED)
 	$(BIN)/dslib lab

@@ -16,20 +16,23 @@ settings.load_profile("dslib")
 os.environ.setdefault("DSLIB_CACHE", "off")
 
 
-def pytest_collection_modifyitems(config, items):
-    """Under ``--dist loadgroup``: a file stays on one worker, for its fixtures; notebooks are spread, a test each.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Under ``--dist loadfile`` a file stays on one worker, for its fixtures; notebooks are spread, a test each."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
 
-    Notebooks are the longest tests and come first, so that none is left alone at the end.
-    """
-    if not getattr(config.option, "loadgroup", False) and config.getoption("dist", "no") != "loadgroup":
-        return
-    notebooks = [item for item in items if item.path.parent == NOTEBOOKS]
-    others = [item for item in items if item.path.parent != NOTEBOOKS]
-    for item in others:
-        item.add_marker(
-            pytest.mark.xdist_group(item.path.relative_to(NOTEBOOKS.parent).with_suffix("").as_posix())
-        )
-    items[:] = notebooks + others
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid if "notebooks/test_notebooks.py" in nodeid else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items):
+    """Notebooks are the longest tests and come first, so that none is left alone at the end."""
+    items.sort(key=lambda item: item.path.parent != NOTEBOOKS)
 
 
 @pytest.fixture(autouse=True)

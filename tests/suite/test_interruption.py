@@ -35,7 +35,7 @@ def place(tmp_path_factory, write_notebook, write_claims):
 
 def start(place, *arguments):
     environment = {**os.environ, "DSLIB_CLAIMS": str(place / "claims.toml")}
-    command = [sys.executable, "-m", "dslib.suite.cli", "run", *arguments]
+    command = [sys.executable, "-m", "dslib.suite.cli", "run", "--jobs", "2", *arguments]
     (place / "notebooks" / "child.pid").unlink(missing_ok=True)
     process = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True)
     return process
@@ -51,6 +51,16 @@ def child_of_slow(place, process):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.05)
     raise AssertionError("the slow notebook did not start")
+
+
+def wait_for_fast(place, process):
+    """It runs beside the slow one, and the runner has heard of its end."""
+    deadline = time.monotonic() + START_WITHIN
+    for line in process.stdout:
+        if line.startswith("01_fast: ok"):
+            return
+        assert time.monotonic() < deadline, line
+    raise AssertionError("the run ended before the fast notebook did")
 
 
 def family(process, child):
@@ -78,6 +88,7 @@ def test_interrupting_leaves_nothing_behind_and_resume_goes_on(place):
     child = child_of_slow(place, process)
     everyone = family(process, child)
     assert len(everyone) >= 4, "runner, worker, kernel and child"
+    wait_for_fast(place, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
