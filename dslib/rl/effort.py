@@ -74,8 +74,8 @@ class EffortTask:
     groups of :class:`dslib.rl.trainer.Trainer` are the subgroups (x, b); the algorithm has to be one that compares
     within groups and does not divide by their deviation, ``"grpo_no_std"``. The effort stands before the prompt,
     in three digits, ten tokens behind the task's own, or as a bar of ten ticks, one full for each ten, of two
-    tokens behind the task's: to a model that has not learnt from text how numbers are ordered, 87 has nothing to do with 75 and 100.
-    Raises ValueError for an effort outside 1 … 100, and in a bar for one that is no multiple of ten.
+    tokens behind the task's: to a model that has not learnt from text how numbers are ordered, 87 has nothing to do
+    with 75 and 100. Raises ValueError for an effort outside 1 … 100, and in a bar for one that is no multiple of ten.
     """
 
     #: What is asked.
