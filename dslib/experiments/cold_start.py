@@ -187,18 +187,21 @@ def _rendered(episode: PromptedEpisode, turn: Callable[[History], list[int]]) ->
 
 @dataclass(frozen=True)
 class ColdStartData:
-    """Examples to fine-tune on: the share ``agents`` of them :func:`agent_example`, ``demonstrations``
-    :func:`demonstration`, the others :func:`reading_example` of every kind, the share ``thoughts`` of them with
-    thoughts. Without demonstrations no thought is followed by a search or a page. ``answers`` as in
-    :func:`agent_example`.
+    """Examples to fine-tune on. What is neither an agent's nor a demonstration is a :func:`reading_example`, of every
+    kind. Without demonstrations no thought is followed by a search or a page.
 
     Raises ValueError for shares outside 0 … 1.
     """
 
+    #: Where they come from.
     worlds: SearchWorlds
+    #: Share of :func:`agent_example`.
     agents: float = 0.2
+    #: As in :func:`agent_example`.
     answers: float = 0.3
+    #: Share of the reading examples that have thoughts.
     thoughts: float = 0.7
+    #: Share of :func:`demonstration`.
     demonstrations: float = 0.0
 
     def __post_init__(self) -> None:

@@ -72,19 +72,21 @@ class EffortTask:
 
     Problem ``i`` is problem ``i // len(efforts)`` of ``task`` at effort ``efforts[i % len(efforts)]``, so that the
     groups of :class:`dslib.rl.trainer.Trainer` are the subgroups (x, b); the algorithm has to be one that compares
-    within groups and does not divide by their deviation, ``"grpo_no_std"``. ``efforts``: None for the penalty's
-    levels; any others, between them too, serve evaluation. The effort stands before the prompt in three digits, ten
-    tokens behind the task's own: the model's vocabulary is larger by ten. To a model that has not learnt from text
-    how numbers are ordered, 87 has nothing to do with 75 and 100; with ``written="bar"`` the effort is a bar of ten
-    ticks, one full for each ten, of two tokens behind the task's. ``thinking(completions, mask)`` → (n,)
-    counts reasoning tokens; without it all tokens count. Raises ValueError for an effort outside 1 … 100, and in a
-    bar for one that is no multiple of ten.
+    within groups and does not divide by their deviation, ``"grpo_no_std"``. The effort stands before the prompt,
+    in three digits, ten tokens behind the task's own, or as a bar of ten ticks, one full for each ten, of two
+    tokens behind the task's: to a model that has not learnt from text how numbers are ordered, 87 has nothing to do
+    with 75 and 100. Raises ValueError for an effort outside 1 … 100, and in a bar for one that is no multiple of ten.
     """
 
+    #: What is asked.
     task: Task
+    #: What a thought costs at each effort.
     penalty: EffortPenalty = field(default_factory=EffortPenalty)
+    #: The efforts of the problems; None for the penalty's levels. Others, between them too, serve evaluation.
     efforts: tuple[int, ...] | None = None
+    #: (completions, mask) → (n,), how many reasoning tokens there are; without it all tokens count.
     thinking: Callable[[Tensor, Tensor], Tensor] | None = None
+    #: ``"digits"`` or ``"bar"``.
     written: str = "digits"
 
     def __post_init__(self) -> None:
