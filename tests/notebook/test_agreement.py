@@ -57,7 +57,9 @@ def test_a_table_that_knows_its_command_names_it():
         "torch": ["2.13.0"],
         "command": ["dslib run 99"],
     }
-    with pytest.raises(nb.Disagreement, match=r"toy\.csv was made with Python 3\.11\.7, torch 2\.13\.0 by: dslib"):
+    with pytest.raises(
+        nb.Disagreement, match=r"toy\.csv was made with Python 3\.11\.7, torch 2\.13\.0 by: dslib"
+    ):
         nb.agrees("loss", pd.Series({"a": 2.0}), shipped, 0.1)
 
 

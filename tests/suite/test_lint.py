@@ -125,7 +125,10 @@ BARE = {
         "def panel(x):\n    plt.figure()",
         "fig = plt.figure()\nnb.show_table(frame, 'Losses', badge=table)",
     ],
-    "tables without badge=": ["nb.show_table(frame, 'Losses')", "nb.show_table(frame, 'Losses', {'x': '.2f'})"],
+    "tables without badge=": [
+        "nb.show_table(frame, 'Losses')",
+        "nb.show_table(frame, 'Losses', {'x': '.2f'})",
+    ],
 }
 
 
@@ -186,7 +189,9 @@ def test_a_for_per_is_found_in_text_and_code(file, text):
     assert any("'per' between its units" in message for message in messages(file, {}))
 
 
-@pytest.mark.parametrize("text", ["the bytes a token occupies", "nats per byte", "bits a reader needs", "a byte."])
+@pytest.mark.parametrize(
+    "text", ["the bytes a token occupies", "nats per byte", "bits a reader needs", "a byte."]
+)
 def test_a_before_what_is_no_rate_is_left_alone(file, claims, text):
     change(file, lambda raw: raw["cells"][0].update(source=text))
     assert messages(file, claims) == []
