@@ -105,7 +105,10 @@ def verdicts(board: Board) -> str:
     lines += f"; {', '.join(others)}." if others else "."
     excused = [row for row in boards.judged(rows) if row["verdict"] != "held" and row_ok(row)]
     if excused:
-        lines += f" {len(excused)} of these are registered as not reproducing or as open, and fail no run."
+        lines += (
+            f" {len(excused)} of the others are registered as not reproducing or as open, with a reason: "
+        )
+        lines += "they fail no run."
     if identities := [row for row in rows if boards.structural(row)]:
         good = sum(row["verdict"] == "held" for row in identities)
         lines += f" {good} of {len(identities)} identities and counts, shown apart, hold as well."
@@ -201,10 +204,15 @@ def _rows(rows: Iterable[Row]) -> str:
     ]
     for row in rows:
         claim = f"{row['statement']} (`{row['id']}`; {row['rule']})"
-        cells = [claim, row["source"] or "–", row["paper"] or "–", _measured(row), render.null_text(row)]
+        cells = [claim, row["source"] or "–", _paper(row), _measured(row), render.null_text(row)]
         cells.append(_verdict(row))
         lines.append("| " + " | ".join(str(c).replace("|", "\\|").replace("\n", " ") for c in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _paper(row: Row) -> str:
+    scale = f" (here: {row['scale']})" if row.get("scale") else ""
+    return f"{row['paper'] or '–'}{scale}"
 
 
 def _measured(row: Row) -> str:

@@ -120,15 +120,16 @@ plt.show()
 
 # %% code say-ratio
 nb.say(
-    "At R = {condition:.0f} momentum needs {share:.2f} of the steps; 1 / √R is {root:.2f}.",
-    condition=condition,
+    "At R = {R:.0f} the share is {share:.2f}; 1/√R is {root:.2f}.",
+    R=condition,
     share=sum(measured[condition]) / repetitions,
     root=1 / math.sqrt(condition),
 )
 
 # %% code claim
-report("TOPIC.fewer_steps", measured[condition], null=ratios(1.5))
-scaled = [each * math.sqrt(condition) for each in measured[condition]]
+share = measured[condition]
+report("TOPIC.fewer_steps", share, null=ratios(1.5))
+scaled = [each * math.sqrt(condition) for each in share]
 report("TOPIC.factor_is_root", scaled);
 
 # %% markdown panel-text
