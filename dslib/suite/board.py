@@ -9,19 +9,16 @@ notebook last ran stands on it as "not measured yet".
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dslib.suite.claims import Claim
+from dslib.suite.counts import PENDING
+from dslib.suite.scoreboard import columns
 
 #: The profile whose runs are kept: minutes and numbers of different profiles do not belong in one table.
 PROFILE = "quick"
-PENDING = "not measured yet"
-#: The verdicts in the order in which they are counted.
-VERDICTS = ("held", "did not reproduce", "inconclusive", "contradicted", "premise unmet", "error")
-_UNJUDGED = {PENDING, "not judged"}
 
 Board = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -81,23 +78,6 @@ def pending(board: Board, claims: Mapping[str, Claim]) -> list[str]:
     return [id for id, claim in claims.items() if id not in rows or not _measures(rows[id], claim)]
 
 
-def structural(row: Row) -> bool:
-    """Whether the row restates an identity, a definition or a count; such rows are counted apart."""
-    return row.get("kind") == "structural"
-
-
-def judged(rows: Iterable[Row]) -> list[Row]:
-    """The rows with a verdict, structural ones left out."""
-    return [row for row in rows if not structural(row) and row["verdict"] not in _UNJUDGED]
-
-
-def counts(rows: Iterable[Row]) -> dict[str, int]:
-    """How many of the judged rows got each verdict, in the order of :data:`VERDICTS`."""
-    found = Counter(row["verdict"] for row in judged(rows))
-    order = [*VERDICTS, *sorted(set(found) - set(VERDICTS))]
-    return {verdict: found[verdict] for verdict in order if found[verdict]}
-
-
 def of(board: Board, notebook: str) -> Sequence[Row]:
     """The rows of one notebook."""
     return [row for row in board["claims"] if row["notebook"] == notebook]
@@ -118,18 +98,7 @@ def _without_samples(row: Row) -> dict[str, Any]:
 
 
 def _pending(claim: Claim) -> dict[str, Any]:
-    null = None
+    row = columns(claim.id, claim) | {"verdict": PENDING, "reason": f"dslib run {claim.notebook}"}
     if claim.null is not None:
-        null = {"statement": claim.null.statement, "measured": None, "ci": None}
-    names = ("id", "notebook", "statement", "source", "paper", "quantity", "unit", "rule", "scale")
-    return {name: getattr(claim, name) for name in names} | {
-        "measured": None,
-        "ci": None,
-        "null": null,
-        "n": 0,
-        "profile": None,
-        "verdict": PENDING,
-        "reason": f"dslib run {claim.notebook}",
-        "unexpected": False,
-        "open_question": False,
-    }
+        row["null"] = {"statement": claim.null.statement, "measured": None, "ci": None}
+    return _without_samples(row)

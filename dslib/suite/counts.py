@@ -8,13 +8,17 @@ from typing import Any
 
 from dslib.suite.verdicts import CONFIDENCE, VERDICTS, row_ok
 
+#: The verdict on the committed board of a claim that no run has measured as it is registered now.
+PENDING = "not measured yet"
+
 
 @dataclass(frozen=True)
 class Counts:
     """Counts of claims; structural rows stand apart, and are in none but the last two (those judged, held).
 
-    ``verdicts`` counts every verdict that occurs, in the order of VERDICTS; ``judged`` is all but "not
-    judged". ``excused`` are judged, not held, and well for the suite since ``expected`` registers it.
+    ``verdicts`` counts every verdict that occurs, in the order of VERDICTS; ``judged`` is all but those not
+    judged at their profile, or not measured yet. ``excused`` are judged, not held, and well for the suite since
+    ``expected`` registers it.
     ``by_luck`` is 0.05 times the claims that were judged by an interval: as many may be held at 95 %
     although there is nothing (an upper bound: where there is nothing, an interval lies on one given
     side of its threshold in 2.5 % of the cases).
@@ -37,7 +41,7 @@ def count(rows: Sequence[Mapping[str, Any]], notebook: str | None = None) -> Cou
     judged, structural = (
         [row for row in part if row["verdict"] != "not judged"] for part in (claims, structural_rows(rows))
     )
-    found = {verdict: sum(row["verdict"] == verdict for row in claims) for verdict in VERDICTS}
+    found = {verdict: sum(row["verdict"] == verdict for row in claims) for verdict in (*VERDICTS, PENDING)}
     by_interval = sum(row["ci"] is not None for row in judged)
     return Counts(
         verdicts={verdict: number for verdict, number in found.items() if number},
@@ -51,14 +55,19 @@ def count(rows: Sequence[Mapping[str, Any]], notebook: str | None = None) -> Cou
     )
 
 
+def judged_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The statements that have a verdict."""
+    return [row for row in statements(rows) if row["verdict"] not in (PENDING, "not judged")]
+
+
 def statements(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows that say what a paper says."""
-    return [row for row in rows if row["kind"] != "structural"]
+    return [row for row in rows if row.get("kind") != "structural"]
 
 
 def structural_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows that are true by construction: identities, definitions, counts restated."""
-    return [row for row in rows if row["kind"] == "structural"]
+    return [row for row in rows if row.get("kind") == "structural"]
 
 
 def summary(counts: Counts) -> list[str]:

@@ -18,8 +18,7 @@ from dslib.suite import board as boards
 from dslib.suite import render
 from dslib.suite.board import Board, BoardError, Row
 from dslib.suite.claims import Claim, nearest
-from dslib.suite.reporting import interval, number
-from dslib.suite.verdicts import row_ok
+from dslib.suite.counts import PENDING, count, judged_rows, statements, structural_rows, summary
 
 README, BOARD, PAGE, NOTES = "README.md", "docs/scoreboard.json", "docs/scoreboard.md", "docs/notebooks.toml"
 
@@ -33,10 +32,13 @@ _INTRODUCTION = """\
 Every claim that the notebooks measure, with the newest run of each notebook at `quick`. Written by
 `python docs/make_readme.py`; the same without prose is in [scoreboard.json](scoreboard.json).
 
-*Held*: the whole 95 % interval satisfies the rule that was registered, and the null, the same measurement
-with the thing that matters removed, does not explain it. *Did not reproduce*: registered as such, with its
-reason. *Inconclusive*: the interval reaches over the threshold, or the null passes too; registered as an
-open question. *Contradicted*: anything else. Intervals are over seeds, or over seeds and problems.
+*Held*: the whole 95 % interval satisfies the registered rule, and the null, the same measurement with the
+thing that matters removed, does not explain it: where the two share their seeds, the interval of claim − null
+lies on the rule's side of zero; elsewhere the null fails the rule. *Contradicted*: the interval lies on the
+other side; *did not reproduce*: that, where it was registered as expected, with its reason. *Inconclusive*: the
+interval reaches over the threshold, or the null passes too. *Premise unmet*: the effect could not have shown.
+Identities, definitions and counts are shown apart and not counted. Intervals are over seeds, or over seeds and
+problems.
 """
 
 
@@ -97,25 +99,12 @@ def replaced(text: str, name: str, content: str) -> str:
 
 
 def verdicts(board: Board) -> str:
-    """How many claims held, and by name those that did not reproduce."""
+    """What the board adds up to, and by name the claims that did not reproduce."""
     rows = board["claims"]
-    counted = boards.counts(rows)
-    others = [f"{n} {verdict}" for verdict, n in counted.items() if verdict != "held"]
-    lines = f"**{counted.get('held', 0)} of {sum(counted.values())} claims held**"
-    lines += f"; {', '.join(others)}." if others else "."
-    excused = [row for row in boards.judged(rows) if row["verdict"] != "held" and row_ok(row)]
-    if excused:
-        lines += (
-            f" {len(excused)} of the others are registered as not reproducing or as open, with a reason: "
-        )
-        lines += "they fail no run."
-    if identities := [row for row in rows if boards.structural(row)]:
-        good = sum(row["verdict"] == "held" for row in identities)
-        lines += f" {good} of {len(identities)} identities and counts, shown apart, hold as well."
-    if waiting := sum(row["verdict"] == boards.PENDING for row in rows):
-        lines += f" {waiting} not measured yet."
+    first, *others = summary(count(rows))
+    lines = " ".join((f"**{first}**", *others))
     for verdict in ("did not reproduce", "contradicted", "premise unmet", "error"):
-        if names := [f"`{row['id']}`" for row in boards.judged(rows) if row["verdict"] == verdict]:
+        if names := [f"`{row['id']}`" for row in judged_rows(rows) if row["verdict"] == verdict]:
             lines += f"\n\n{verdict.capitalize()}: {', '.join(names)}."
     return lines
 
@@ -134,7 +123,7 @@ def table(board: Board, notes: Mapping[str, Any], titles: Mapping[str, str]) -> 
             faults.append(str(error))
             continue
         minutes = "–" if item["seconds"] is None else f"{item['seconds'] / 60:.1f}"
-        score = f"{boards.counts(rows).get('held', 0)} / {len(boards.judged(rows))}"
+        score = render.held_text(rows, name)
         link = f"[{name[:2]}](notebooks/{name}.ipynb)"
         # GitHub makes this anchor of the page's heading.
         cells = (
@@ -155,17 +144,15 @@ def outcome(name: str, note: Mapping[str, Any], board: Board) -> str:
     template, supposes = note.get("outcome", ""), note.get("supposes", {})
     rows = {row["id"]: row for row in board["claims"]}
     if not template:
-        return (
-            boards.PENDING if not boards.judged(boards.of(board, name)) else "see its rows on the scoreboard"
-        )
+        return PENDING if not judged_rows(boards.of(board, name)) else "see its rows on the scoreboard"
     for id in {*supposes, *(match["id"] for match in _FIELD.finditer(template))}:
         if id not in rows:
             mine = [row["id"] for row in boards.of(board, name)]
             raise BoardError(f"{NOTES}, {name}: no claim is called {id!r}{nearest(id, mine)}")
         if id not in supposes:
             raise BoardError(f"{NOTES}, {name}: outcome speaks of {id}; supposes must give its verdict")
-    if any(rows[id]["verdict"] == boards.PENDING for id in supposes):
-        return boards.PENDING
+    if any(rows[id]["verdict"] == PENDING for id in supposes):
+        return PENDING
     for id, verdict in supposes.items():
         if rows[id]["verdict"] != verdict:
             raise BoardError(
@@ -183,10 +170,9 @@ def page(board: Board, notes: Mapping[str, Any], titles: Mapping[str, str]) -> s
     parts = [_INTRODUCTION, verdicts(board) + "\n"]
     for item in board["notebooks"]:
         name, rows = item["name"], boards.of(board, item["name"])
-        took = boards.PENDING if item["seconds"] is None else f"{item['seconds']:.0f} s"
+        took = PENDING if item["seconds"] is None else f"{item['seconds']:.0f} s"
         parts.append(f"## {name}\n\n{_question(name, notes.get(name, {}), titles)} ({took})\n")
-        claims = [row for row in rows if not boards.structural(row)]
-        identities = [row for row in rows if boards.structural(row)]
+        claims, identities = statements(rows), structural_rows(rows)
         parts += [_rows(claims)] if claims else []
         parts += [f"Identities, definitions and counts:\n\n{_rows(identities)}"] if identities else []
     parts.append(_environments(board))
@@ -204,7 +190,7 @@ def _rows(rows: Iterable[Row]) -> str:
     ]
     for row in rows:
         claim = f"{row['statement']} (`{row['id']}`; {row['rule']})"
-        cells = [claim, row["source"] or "–", _paper(row), _measured(row), render.null_text(row)]
+        cells = [claim, row["source"] or "–", _paper(row), render.measured(row), render.null_text(row)]
         cells.append(_verdict(row))
         lines.append("| " + " | ".join(str(c).replace("|", "\\|").replace("\n", " ") for c in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -213,14 +199,6 @@ def _rows(rows: Iterable[Row]) -> str:
 def _paper(row: Row) -> str:
     scale = f" (here: {row['scale']})" if row.get("scale") else ""
     return f"{row['paper'] or '–'}{scale}"
-
-
-def _measured(row: Row) -> str:
-    shown = render.measured(row)
-    contrast = row.get("contrast")
-    if isinstance(contrast, Mapping) and contrast.get("ci"):
-        shown += f"; minus its null {number(contrast.get('measured'))} {interval(contrast['ci'])}"
-    return shown
 
 
 def _verdict(row: Row) -> str:

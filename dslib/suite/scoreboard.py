@@ -127,7 +127,7 @@ def _row(claim: Claim, found: Sequence[tuple[str, Mapping[str, Any]]], status: s
             "measured": judgement.gate_measured,
             "ci": judgement.gate_ci and list(judgement.gate_ci),
         }
-    return _columns(claim.id, claim) | {
+    return columns(claim.id, claim) | {
         "samples": payload["samples"],
         "measured": judgement.measured,
         "ci": judgement.ci and list(judgement.ci),
@@ -144,10 +144,10 @@ def _row(claim: Claim, found: Sequence[tuple[str, Mapping[str, Any]]], status: s
 
 
 def _error_row(id: str, reason: str, claim: Claim | None = None) -> dict[str, Any]:
-    return _columns(id, claim) | {"verdict": "error", "reason": reason}
+    return columns(id, claim) | {"verdict": "error", "reason": reason}
 
 
-def _columns(id: str, claim: Claim | None) -> dict[str, Any]:
+def columns(id: str, claim: Claim | None) -> dict[str, Any]:
     """A row with every column, so that readers of the file need no special cases."""
     return {
         "id": id,

@@ -75,12 +75,6 @@ def test_what_is_gone_from_claims_or_tree_is_gone_from_the_board(claims, run_of)
     assert [item["name"] for item in left["notebooks"]] == ["02_late"]
 
 
-def test_counts_leave_out_what_is_structural_and_what_is_not_judged():
-    verdicts = ["inconclusive", "held", "held", "not judged", boards.PENDING]
-    rows = [{"verdict": verdict} for verdict in verdicts] + [{"verdict": "held", "kind": "structural"}]
-    assert boards.counts(rows) == {"held": 2, "inconclusive": 1}
-
-
 @pytest.mark.parametrize("content", ["[]", "{", '{"claims": [{}], "notebooks": []}'])
 def test_a_file_that_is_no_board_is_refused_by_name(tmp_path, content):
     file = tmp_path / "scoreboard.json"

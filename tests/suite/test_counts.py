@@ -2,7 +2,7 @@
 
 import pytest
 
-from dslib.suite.counts import count, structural_rows, summary
+from dslib.suite.counts import PENDING, count, structural_rows, summary
 
 
 def row(verdict, expected=None, kind="claim", notebook="01_toy", ci=(0.0, 1.0)):
@@ -70,3 +70,9 @@ def test_the_sentences_say_all_of_it_and_nothing_that_is_not_there():
 
 def test_rows_are_parted_by_kind():
     assert structural_rows(ROWS) == ROWS[-3:]
+
+
+def test_what_was_not_measured_yet_is_counted_by_name_and_not_judged():
+    counts = count([row("held"), row(PENDING)])
+    assert (counts.judged, counts.verdicts[PENDING]) == (1, 1)
+    assert summary(counts)[0] == "1 of 1 claims held, 1 not measured yet."

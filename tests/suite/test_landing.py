@@ -98,8 +98,8 @@ def test_all_sentences_that_do_not_fit_are_named_at_once(board, row):
 def test_what_did_not_reproduce_stands_up_front_by_name(board, row):
     rows = [row(), row(id="toy.no", verdict="did not reproduce"), row(id="toy.count", kind="structural")]
     said = landing.verdicts(board(*rows))
-    assert said.startswith("**1 of 2 claims held**; 1 did not reproduce.")
-    assert "1 of 1 identities and counts" in said
+    assert said.startswith("**1 of 2 claims held, 1 did not reproduce.**")
+    assert "Structural, true by construction and not counted: 1 of 1 held." in said
     assert "Did not reproduce: `toy.no`." in said
 
 
