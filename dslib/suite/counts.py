@@ -38,9 +38,7 @@ def count(rows: Sequence[Mapping[str, Any]], notebook: str | None = None) -> Cou
     """The counts of a scoreboard's ``claims``, or of those of one notebook."""
     rows = [row for row in rows if notebook is None or row["notebook"] == notebook]
     claims = statements(rows)
-    judged, structural = (
-        [row for row in part if row["verdict"] != "not judged"] for part in (claims, structural_rows(rows))
-    )
+    judged, structural = _with_verdict(claims), _with_verdict(structural_rows(rows))
     found = {verdict: sum(row["verdict"] == verdict for row in claims) for verdict in (*VERDICTS, PENDING)}
     by_interval = sum(row["ci"] is not None for row in judged)
     return Counts(
@@ -57,7 +55,7 @@ def count(rows: Sequence[Mapping[str, Any]], notebook: str | None = None) -> Cou
 
 def judged_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The statements that have a verdict."""
-    return [row for row in statements(rows) if row["verdict"] not in (PENDING, "not judged")]
+    return _with_verdict(statements(rows))
 
 
 def statements(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -90,3 +88,7 @@ def summary(counts: Counts) -> list[str]:
             f"Structural, true by construction and not counted: {counts.structural_held} of {counts.structural} held."
         )
     return lines
+
+
+def _with_verdict(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["verdict"] not in (PENDING, "not judged")]
