@@ -109,6 +109,7 @@ def test_what_an_advantage_of_ones_own_returns_is_checked():
 
 
 def test_an_advantage_of_ones_own_can_stand_in_a_cached_configuration():
+    from dslib.rl import sft
     from dslib.runs.cache import entry_key
 
     @dataclass(frozen=True)
@@ -119,11 +120,11 @@ def test_an_advantage_of_ones_own_can_stand_in_a_cached_configuration():
             return centred(rewards**self.power)
 
     def key(power):
-        return entry_key(trained, {"config": RLConfig(Algorithm(Powered(power), LossConfig()))})
+        return entry_key(sft, {"config": RLConfig(Algorithm(Powered(power), LossConfig()))})
 
     assert key(2.0) != key(3.0)
     with pytest.raises(TypeError, match=r"config.algorithm.advantage is a function"):
-        entry_key(trained, {"config": RLConfig(Algorithm(centred, LossConfig()))})
+        entry_key(sft, {"config": RLConfig(Algorithm(centred, LossConfig()))})
 
 
 @pytest.mark.parametrize(
