@@ -82,6 +82,7 @@ for name, color in (("gradient descent", "adamw"), ("momentum", "muon")):
     ax.semilogy(runs[name], color=nb.COLOURS[color], label=name)
 ax.set(xlabel="step", ylabel="distance to the minimum / at the start")
 ax.legend()
+nb.badge(fig, "live")
 plt.show()
 
 # %% code say-run
@@ -116,6 +117,7 @@ ax.plot(R, roots, ":", color=nb.colours.reference, label="1 / √R")
 ax.set(xscale="log", yscale="log")
 ax.set(xlabel="condition number R", ylabel="steps with momentum / without")
 ax.legend()
+nb.badge(fig, "live")
 plt.show()
 
 # %% code say-ratio
@@ -141,9 +143,10 @@ def panel(momentum):
     lr, _ = study.best_settings(condition, True)
     problem = study.Quadratic(condition)
     curve = study.distances(*problem.draw(seed), lr / 2, momentum, 150)
-    _, ax = plt.subplots(figsize=(6.4, 2.8))
+    fig, ax = plt.subplots(figsize=(6.4, 2.8))
     ax.semilogy(curve, color=nb.colours.muon)
     ax.set(xlabel="step", ylabel="distance", ylim=(1e-8, 2))
+    nb.badge(fig, "live")
     plt.show()
 
 
