@@ -5,7 +5,6 @@ from dslib.evaluation.answers import (
     boxed_answer,
     exact_match,
     normalize_answer,
-    parse_number,
     same_answer,
     tagged_answer,
     verify,
@@ -32,6 +31,7 @@ from dslib.evaluation.exact import (
     guesser_rates,
     sequence_logp,
 )
+from dslib.evaluation.expressions import parse_number
 from dslib.evaluation.passk import pass_at_k, pass_hat_k, plug_in_pass_at_k, rates_to_pass_at_k
 from dslib.evaluation.perplexity import perplexity, response_perplexity
 from dslib.evaluation.temperature import matched_temperature

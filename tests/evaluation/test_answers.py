@@ -4,7 +4,7 @@ import threading
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dslib.evaluation import (
@@ -17,7 +17,7 @@ from dslib.evaluation import (
     tagged_answer,
     verify,
 )
-from dslib.evaluation.answers import MAX_CHARACTERS
+from dslib.evaluation.expressions import MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -205,3 +205,84 @@ def test_verifier_looks_at_the_final_answer_alone(completion, extract, right):
 def test_unknown_place_is_named():
     with pytest.raises(ValueError, match="extract='bxed' is unknown"):
         verify("1", "1", "bxed")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "same"),
+    [
+        ("(0,100)", "100", False),  # a pair is no thousand
+        ("0,100", "100", False),
+        ("(0,100)", "(0, 100)", True),
+        (r"\left(0,1\right)", "(0,1)", True),
+        ("(1,2)", "(2,1)", False),
+        ("[0,1)", "(0,1)", False),
+        (r"$\left(\frac12, 3\right]$", "(0.5, 3]", True),
+        ("(1,234)", "1234", False),
+        ("(1,234)", "(1, 234)", True),
+        (r"\{1,2\}", "{2, 1}", True),
+        ("{1,1,2}", "{1,2}", True),
+        ("1, 2", "2,1", True),  # solutions come in any order
+        ("1,1,2", "1,2", True),  # nor does it matter how often one is named
+        ("((1,2),3)", "((1, 2), 3)", True),
+        ("(1,2", "1,2", False),
+        ("Paris, France", "France, Paris", False),
+        ("(a, b)", "(A,b)", True),
+        (r"\$32,348", "32348", True),
+        (r"1\frac79", r"\frac{16}{9}", True),
+        ("10 1/2", "10.5", True),
+        ("-10 1/2", "-10.5", True),
+        (r"\dfrac{x}{2}", r"\frac{x}{2}", True),
+        ("“café’s”", '"cafe\u0301\'s"', True),
+    ],
+)
+def test_tuples_sets_intervals_and_spellings_have_one_grammar(answer, reference, same):
+    assert same_answer(answer, reference) is same
+    assert same_answer(reference, answer) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed 2", "2"),
+        (r"\boxed {2}", "2"),
+        (r"\fbox{2}", "2"),
+        (r"$\boxed 2$ ends it", "2"),
+        (r"\boxed{1} and \fbox{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed", None),
+        (r"\boxedx", None),
+        (r"\boxed{2", None),
+    ],
+)
+def test_boxes_are_found_as_people_write_them(text, answer):
+    assert boxed_answer(text) == answer
+
+
+def test_words_are_the_same_with_typographic_quotes_and_decomposed_accents():
+    assert exact_match("O’Brien’s cafe\u0301", "O'Brien's café") == 1.0
+    assert answer_f1("“naïve”", "nai\u0308ve") == 1.0
+
+
+_NUMBERS = st.sampled_from(["1", "-2", "0.5", r"\frac{1}{3}", "1,234", r"\frac12", "50", "7/9"])
+_ANSWERS = st.one_of(
+    _NUMBERS,
+    st.builds(
+        lambda numbers, brackets: brackets[0] + ", ".join(numbers) + brackets[1],
+        # Of two it is an interval to math-verify, empty if it falls; of three it is a tuple.
+        st.lists(_NUMBERS.filter(lambda text: "," not in text), min_size=3, max_size=3),
+        st.sampled_from([("(", ")"), ("\\{", "\\}"), ("", "")]),
+    ),
+)
+
+
+def _form(text):
+    """Its bracket and how many commas it has."""
+    plain = text.replace("\\{", "{").replace("\\}", "}")
+    return plain[0] if plain[0] in "({" else "", plain.count(", ")
+
+
+@given(_ANSWERS, _ANSWERS)
+def test_answers_of_one_form_are_the_same_where_math_verify_says_so(one, other):
+    math_verify = pytest.importorskip("math_verify")
+    assume(_form(one) == _form(other))
+    found = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in (one, other)]
+    assert same_answer(one, other) == math_verify.verify(*found, timeout_seconds=None)
