@@ -8,6 +8,7 @@ from dslib.evaluation.answers import (
     same_answer,
     tagged_answer,
     verify,
+    word_set_f1,
 )
 from dslib.evaluation.coverage import (
     Cells,
@@ -70,4 +71,5 @@ __all__ = [
     "support_change",
     "tagged_answer",
     "verify",
+    "word_set_f1",
 ]

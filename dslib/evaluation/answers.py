@@ -15,6 +15,7 @@ from dslib.evaluation.expressions import (
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s+(?=[^\s$]))")
+_PUNCTUATION_TO_BLANKS = str.maketrans(dict.fromkeys(string.punctuation, " "))
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -40,11 +41,31 @@ def answer_f1(prediction: str, references: str | Sequence[str]) -> float:
     """F1 of the words of prediction and reference, after :func:`normalize_answer`; the best of the references.
 
     2PR/(P + R), P and R the shares of the prediction's and the reference's words that the other has as well,
-    counted with repetition (SQuAD, arXiv:1606.05250, §6.1). Where one side is "yes", "no" or "noanswer", or has
-    no words at all, it is 1.0 if they are equal and else 0.0 (HotpotQA's script). Words are what blanks
-    separate. Raises ValueError for no reference.
+    counted with repetition (SQuAD, arXiv:1606.05250, §6.1). Where one side is "yes", "no" or "noanswer", it is 1.0
+    if they are equal and else 0.0 (HotpotQA's script); where one has no words at all it is 0.0, also if neither has
+    any, as in SQuAD 1.1 and HotpotQA (SQuAD 2.0 gives 1.0 to two empty answers). Words are what blanks separate.
+    Raises ValueError for no reference.
     """
     return max(_f1(normalize_answer(prediction), normalize_answer(r)) for r in _several(references))
+
+
+def word_set_f1(prediction: str, references: str | Sequence[str]) -> float:
+    """F1 of the *sets* of words of prediction and reference, the best of the references: a search agent's reward
+    (ASearcher, arXiv:2508.07976, §4).
+
+    In lower case, punctuation separates words, articles stay, and a word counts once: "New York, New York" and "New
+    York" are the same. 0.0 where one side has no words. Raises ValueError for no reference.
+    """
+    said = _word_set(prediction)
+    found = []
+    for reference in _several(references):
+        wanted = _word_set(reference)
+        found.append(2 * len(said & wanted) / max(1, len(said) + len(wanted)))
+    return max(found)
+
+
+def _word_set(text: str) -> set[str]:
+    return set(unified_characters(text).lower().translate(_PUNCTUATION_TO_BLANKS).split())
 
 
 def _several(references: str | Sequence[str]) -> Sequence[str]:
@@ -55,7 +76,9 @@ def _several(references: str | Sequence[str]) -> Sequence[str]:
 
 
 def _f1(prediction: str, reference: str) -> float:
-    if not prediction or not reference or {prediction, reference} & {"yes", "no", "noanswer"}:
+    if not prediction or not reference:
+        return 0.0
+    if {prediction, reference} & {"yes", "no", "noanswer"}:
         return float(prediction == reference)
     said, wanted = Counter(prediction.split()), Counter(reference.split())
     common = (said & wanted).total()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslib.evaluation.answers import answer_f1
+from dslib.evaluation.answers import word_set_f1
 
 Completion = str | Sequence[int]
 
@@ -126,9 +125,9 @@ def f1_times_format(
     earns nothing, and neither does an empty form. The reward of a search agent trained from a base model
     (ASearcher, arXiv:2508.07976).
 
-    ``f1``: (answer, right answer) → [0, 1]; by default :func:`dslib.evaluation.answers.answer_f1` of strings, and
-    of token ids the harmonic mean of precision and recall, counted with repetition. Raises ValueError when there
-    are not as many answers as completions.
+    ``f1``: (answer, right answer) → [0, 1]; by default that of the two sets of words, as there
+    (:func:`dslib.evaluation.word_set_f1`; SQuAD's counts repetitions: ``f1=answer_f1``), and of token ids that of the
+    two sets of ids. Raises ValueError when there are not as many answers as completions.
     """
     _check_lengths(completions=completions, answers=answers)
     f1 = f1 or _f1
@@ -263,9 +262,9 @@ def _equal(found: Any, right: Any) -> bool:
 
 def _f1(found: Completion, right: Completion) -> float:
     if isinstance(found, str):
-        return answer_f1(found, right)
-    shared = (Counter(found) & Counter(right)).total()
-    return 2 * shared / max(len(found) + len(right), 1)
+        return word_set_f1(found, right)
+    said, wanted = set(found), set(right)
+    return 2 * len(said & wanted) / max(len(said) + len(wanted), 1)
 
 
 def _lengths(lengths: Tensor | Sequence[int]) -> Tensor:

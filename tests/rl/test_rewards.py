@@ -93,8 +93,8 @@ def test_f1_counts_only_in_the_right_form_and_form_only_with_an_answer():
         "<think>x</think>Red, fox!",
     ]
     rewards = f1_times_format(texts, ["red fox"] * 4)
-    assert rewards.tolist() == pytest.approx([0.8, 0, 0, 1])
-    assert f1_times_format([[7, 8, 1, 1, 2]], [[1, 2, 2]], 7, 8).tolist() == pytest.approx([2 / 3])
+    assert rewards.tolist() == pytest.approx([2 / 3, 0, 0, 1])  # "the" is a word of its own
+    assert f1_times_format([[7, 8, 1, 1, 2]], [[2, 3, 3]], 7, 8).tolist() == pytest.approx([1 / 2])
     assert f1_times_format(texts[:1], ["?"], f1=lambda found, right: 0.25).tolist() == [0.25]
 
 
