@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from dslib.rl.advantages import ADVANTAGE_KINDS
 from dslib.rl.algorithms import ALGORITHMS, Algorithm
 from dslib.rl.objectives import LossConfig
 
@@ -18,7 +19,8 @@ class RLConfig:
     """One run of reinforcement learning: what is sampled, how it is compared, and how the policy steps.
 
     Raises ValueError, with name and value, for an unknown algorithm, precision or part of the loss, for counts below
-    1, for a whole :class:`LossConfig` in the place of changes, and for sampling at temperature 0.
+    1, for groups of one where answers are compared within their group, for a whole :class:`LossConfig` in the place
+    of changes, and for sampling at temperature 0.
     """
 
     #: A name of :data:`dslib.rl.ALGORITHMS`, or an :class:`Algorithm` of one's own.
@@ -86,6 +88,11 @@ class RLConfig:
             raise ValueError(
                 f"minibatches={self.minibatches} of {self.prompts * self.group_size} samples are empty"
             )
+        if self.group_size == 1 and self._within_group:
+            raise ValueError(
+                f"group_size=1 leaves {self.recipe.advantage!r} nothing to compare an answer with, and every "
+                "advantage is 0; give at least 2, or an algorithm with a critic or a greedy baseline"
+            )
         if self.sampler_dtype not in SAMPLER_DTYPES:
             raise ValueError(
                 f"sampler_dtype={self.sampler_dtype!r} is none of {', '.join(map(repr, SAMPLER_DTYPES))}"
@@ -98,6 +105,11 @@ class RLConfig:
         """The algorithm, its loss changed as ``loss`` says."""
         named = ALGORITHMS[self.algorithm] if isinstance(self.algorithm, str) else self.algorithm
         return replace(named, loss=replace(named.loss, **dict(self.loss))) if self.loss else named
+
+    @property
+    def _within_group(self) -> bool:
+        named = self.recipe.advantage
+        return isinstance(named, str) and ADVANTAGE_KINDS.get(named) == "group"
 
 
 def _changes(loss: Mapping[str, Any] | tuple[tuple[str, Any], ...] | None) -> tuple[tuple[str, Any], ...]:

@@ -47,6 +47,9 @@ def informative_groups(rewards: Tensor) -> Tensor:
         raise ValueError(f"rewards has shape {tuple(rewards.shape)}; give (prompts, group_size)")
     if rewards.shape[1] == 0:
         return torch.zeros(len(rewards), dtype=torch.bool, device=rewards.device)
+    rewards = (
+        rewards if rewards.is_floating_point() else rewards.double()
+    )  # counts and booleans are rewards too
     missing = rewards.isnan()
     most = rewards.masked_fill(missing, -math.inf).amax(-1)
     return most > rewards.masked_fill(missing, math.inf).amin(-1)

@@ -198,13 +198,17 @@ class EffortPenalty:
         return self.decay * (self.levels[-1] - self.levels[0]) / (len(self.levels) - 1)
 
     def coefficient(self, efforts: Tensor | Sequence[float] | float) -> Tensor:
-        """k(b), float32 in the shape of ``efforts``."""
+        """k(b), float32 in the shape of ``efforts``. Raises ValueError for an effort outside the levels."""
         efforts = torch.as_tensor(efforts, dtype=torch.float64)
+        lowest, highest = self.levels[0], self.levels[-1]
+        if not ((efforts >= lowest) & (efforts <= highest)).all():
+            outside = efforts[~((efforts >= lowest) & (efforts <= highest))].flatten()[0].item()
+            raise ValueError(f"efforts holds {outside:g}; levels go from {lowest} to {highest}")
         return (self.base * torch.exp(-(efforts - self.levels[0]) / self.tau)).float()
 
     def __call__(self, lengths: Tensor | Sequence[int], efforts: Tensor | Sequence[float] | float) -> Tensor:
         """The penalty of answers with ``lengths`` reasoning tokens, asked for with ``efforts``: float32 ≤ 0 of the
-        shape that both broadcast to. Raises ValueError for a negative length."""
+        shape that both broadcast to. Raises ValueError for a negative length and an effort outside the levels."""
         cost = self.coefficient(efforts) * (_lengths(lengths) / self.normal_length)
         return 0.0 - cost.clamp_max(self.maximum).float()
 

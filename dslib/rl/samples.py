@@ -65,7 +65,8 @@ def collect(model: nn.Module, task: Task, config: RLConfig, generator: torch.Gen
     """Draw problems, with replacement, and sample their groups, as a step of ``config`` asks.
 
     With dynamic sampling, until there are enough groups whose rewards differ (DAPO, arXiv:2503.14476, eq. 11), or
-    ``config.rounds`` draws: then there are fewer, or none. Raises what :func:`sample_groups` raises.
+    ``config.rounds`` draws: then there are fewer, or none. Raises what :func:`sample_groups` raises, and ValueError
+    for a problem all of whose rewards are NaN.
     """
     recipe, filtered = config.recipe, config.top_p is not None or config.top_k is not None
     sampling = SamplingConfig(task.max_new_tokens, config.temperature, config.top_p, config.top_k, task.end)
@@ -76,6 +77,11 @@ def collect(model: nn.Module, task: Task, config: RLConfig, generator: torch.Gen
         rollout, rewards = sample_groups(
             model, task, indices, sampling, generator, config.group_size, **record
         )
+        if rewards.isnan().all(1).any():
+            prompt = int(indices[rewards.isnan().all(1)][0])
+            raise ValueError(
+                f"all {config.group_size} rewards of problem {prompt} are NaN; leave such problems out"
+            )
         everything.append(rewards)
         drawn += len(rollout)
         if recipe.dynamic_sampling:

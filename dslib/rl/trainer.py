@@ -35,7 +35,7 @@ class Trainer:
     ``reference``: the policy that a KL term holds on to; without one, a copy of ``model`` as it is now.
     ``optimizers(model)`` makes the policy's in the place of AdamW. ``table`` has a row a step, ``last`` is what
     the last step trained on. Raises ValueError for a vocabulary of the model that is smaller than the task's or
-    differs from the reference's.
+    differs from the reference's, and for a zone of DAPO's penalty that is longer than the task's answers.
     """
 
     def __init__(
@@ -54,6 +54,10 @@ class Trainer:
         if vocabulary < task.vocab_size:
             raise ValueError(
                 f"the model's vocabulary of {vocabulary} lacks tokens of the task's {task.vocab_size}"
+            )
+        if self.recipe.overlong and not 1 <= config.overlong <= task.max_new_tokens:
+            raise ValueError(
+                f"overlong={config.overlong} must lie between 1 and the task's max_new_tokens={task.max_new_tokens}"
             )
         self.reference = None
         if self.loss.kl:
@@ -154,14 +158,8 @@ class Trainer:
     @torch.no_grad()
     def prepare(self, samples: Samples) -> PolicyBatch:
         """What the loss takes as given, all but ``logp``: advantages, the sampler's and the reference's
-        log-probabilities, returns. A sample whose reward is NaN is masked out; a prompt that has no other is an
-        error."""
+        log-probabilities, returns. A sample whose reward is NaN is masked out."""
         rollout, rewards = samples.rollout, samples.rewards
-        if rewards.isnan().all(1).any():
-            prompt = int(samples.indices[rewards.isnan().all(1)][0])
-            raise ValueError(
-                f"all {rewards.shape[1]} rewards of problem {prompt} are NaN; leave such problems out"
-            )
         if self.recipe.overlong:
             penalty = overlong_penalty(rollout.lengths.cpu(), self.task.max_new_tokens, self.config.overlong)
             rewards = rewards + penalty.view_as(rewards)

@@ -89,3 +89,9 @@ def test_groups_with_one_reward_throughout_teach_nothing():
     assert informative_groups(torch.zeros(2, 0)).tolist() == [False, False]
     with pytest.raises(ValueError, match=r"\(3,\)"):
         informative_groups(torch.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16, torch.float64])
+def test_groups_are_informative_whatever_type_their_rewards_have(dtype):
+    rewards = torch.tensor([[0, 1], [1, 1], [0, 0]]).to(dtype)
+    assert informative_groups(rewards).tolist() == [True, False, False]

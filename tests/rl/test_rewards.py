@@ -171,6 +171,8 @@ def test_a_judge_that_cannot_tell_leaves_one_sample_out_and_not_its_group():
         (lambda: EffortPenalty((50, 25)), r"levels=\(50, 25\)"),
         (lambda: EffortPenalty(decay=0.0), "decay=0.0"),
         (lambda: EffortPenalty()([-2], 50), "lengths goes down to -2"),
+        (lambda: EffortPenalty()([2], 200), "efforts holds 200; levels go from 25 to 100"),
+        (lambda: EffortPenalty().coefficient([50, float("nan")]), "efforts holds nan"),
         (lambda: Rubric("good", 0.0), "weight=0.0 of 'good'"),
         (
             lambda: rubric_reward(lambda *_: 2.0, ["p"], ["c"], [[Rubric("good")]]),

@@ -273,7 +273,7 @@ def test_samples_without_reward_are_counted_in_a_warning(sums):
         trainer_of(silent(sums, [2, 7])).step()
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dapo"])
 def test_a_problem_without_any_reward_is_an_error(sums, algorithm):
     trainer = trainer_of(silent(sums, [4, 5, 6, 7]), algorithm=algorithm)
     with pytest.raises(ValueError, match=r"all 4 rewards of problem \d+ are NaN"):
@@ -360,10 +360,33 @@ def test_impossible_runs_are_refused_at_the_door(sums):
         trainer_of(sums, replace(TINY, vocab_size=7))
     with pytest.raises(ValueError, match="reference's vocabulary of 9 tokens differs from the policy's 8"):
         trainer_of(sums, loss=KL, reference=replace(TINY, vocab_size=9).build(0))
+    with pytest.raises(ValueError, match="overlong=5 must lie between 1 and the task's max_new_tokens=4"):
+        trainer_of(sums, algorithm="dapo", overlong=5)
     trainer = trainer_of(sums)
     sums.rewards = lambda indices, completions, mask: torch.zeros(23)
     with pytest.raises(ValueError, match=r"rewards of shape \(23,\) for 24 completions"):
         trainer.step()
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce++", "remax", "ppo"])
+def test_groups_of_one_are_enough_where_nothing_is_compared_within_a_group(sums, algorithm):
+    trainer = trainer_of(sums, algorithm=algorithm, group_size=1)
+    trainer.step()
+    assert trainer.prepare(trainer.last).advantages.abs().sum() > 0
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "rloo", "reinforce++", "remax"])
+def test_counts_are_rewards_as_much_as_floats(sums, algorithm):
+    def counted(indices, completions, mask):
+        return (completions[:, 0] == sums.prompts(indices).sum(1) % 4).long()
+
+    ends = []
+    for rewards in (counted, lambda *args: counted(*args).float()):
+        sums.rewards = rewards
+        trainer = trainer_of(sums, algorithm=algorithm)
+        trainer.step()
+        ends.append(trainer.model.state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
 @pytest.mark.parametrize(
@@ -372,6 +395,8 @@ def test_impossible_runs_are_refused_at_the_door(sums):
         ({"algorithm": "sarsa"}, "algorithm='sarsa'"),
         ({"prompts": 0}, "prompts=0"),
         ({"group_size": 0}, "group_size=0"),
+        ({"group_size": 1}, "group_size=1 leaves 'grpo' nothing to compare"),
+        ({"group_size": 1, "algorithm": "rloo"}, "group_size=1 leaves 'rloo' nothing to compare"),
         ({"micro_batch": 0}, "micro_batch=0"),
         ({"minibatches": 25}, "minibatches=25"),
         ({"temperature": 0.0}, "temperature=0"),
