@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -44,7 +45,12 @@ class Muon(torch.optim.Optimizer):
     shape, transposed or not, are orthogonalised in one batch; ``batched=False`` takes them one by one, which
     is slower for small ones, and the last bits of an update then do not depend on its neighbours.
     ``ns_dtype`` is what the iterations compute in, as ``dtype`` of :func:`dslib.optim.newton_schulz`.
-    State: ``momentum_buffer``, of the parameter's shape, in float32 for float16 parameters.
+    State: ``momentum_buffer``, of the parameter's shape, in float32 for float16 parameters. It is the sum
+    Σ μᵏ·Gₜ₋ₖ, not the average (1 − μ) times that, which ``torch.optim.Muon`` keeps: the directions are the same at
+    a constant μ. Under a momentum warm-up the sum weighs a gradient by the product of the μ since then alone, the
+    average also by 1 − μ at its own time, so that early gradients count more there.
+
+    ``adjust_lr=None`` is a factor of 1 (``torch.optim.Muon``'s ``adjust_lr_fn=None`` is our ``"original"``).
 
     Parameters may be DTensors (FSDP2's ``fully_shard``, tensor parallelism): the momentum stays sharded as
     its parameter is, each matrix is gathered for its iterations, and every rank keeps its own part. (During
@@ -131,19 +137,43 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but a momentum of another shape than its parameter's is a ValueError that names it, and
-        ``batched``, which is about how and not what to compute, stays as it was constructed."""
+        """As torch's, but the momentum keeps the precision it was saved in (torch casts it to the parameter's: past
+        65504 that is infinity in float16), one of another shape than its parameter's is a ValueError that names it,
+        and ``batched``, which is about how and not what to compute, stays as it was constructed.
+
+        A checkpoint of ``torch.optim.Muon`` is recognised and converted: its momentum is an average, ours a sum.
+        """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():  # what they change is checked too
+            changed = hook(self, state_dict := state_dict.copy())
+            state_dict = state_dict if changed is None else changed
+        state_dict = from_torch_muon(state_dict)
         check_checkpoint(state_dict, self.param_groups)
-        batched = [group["batched"] for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        for group, value in zip(self.param_groups, batched, strict=True):
-            group["batched"] = value
+        hooks, self._optimizer_load_state_dict_pre_hooks = (
+            self._optimizer_load_state_dict_pre_hooks,
+            OrderedDict(),
+        )
+        self._saved_state = state_dict
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            self._optimizer_load_state_dict_pre_hooks = hooks
+            del self._saved_state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        batched = [group["batched"] for group in getattr(self, "param_groups", ())]
         super().__setstate__(state)
         for group in self.param_groups:  # saved before an option was there
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+        if (saved := getattr(self, "_saved_state", None)) is None:
+            return  # unpickled or copied
+        for group, value in zip(self.param_groups, batched, strict=True):
+            group["batched"] = value
+        for group, before in zip(self.param_groups, saved["param_groups"], strict=True):
+            for p, index in zip(group["params"], before["params"], strict=True):
+                kept = saved["state"].get(index, {}).get("momentum_buffer")
+                if kept is not None:
+                    self.state[p]["momentum_buffer"] = kept.to(p.device, momentum_dtype(p.dtype), copy=True)
 
     def _blocks(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Block]:
         """Momentum and decay of one group; the directions of its matrices, and what their updates are added to."""
@@ -154,8 +184,8 @@ class Muon(torch.optim.Optimizer):
             buffer = state.get("momentum_buffer")
             if buffer is None:
                 buffer = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-            state["momentum_buffer"] = buffer.to(dtype)  # load_state_dict casts to the parameter's dtype
-            buffers.append(state["momentum_buffer"])
+                state["momentum_buffer"] = buffer
+            buffers.append(buffer)
         # Of a DTensor these are this rank's parts, in the same memory: momentum and decay are elementwise.
         local = [dtensor.local(buffer) for buffer in buffers]
         gradients = [
@@ -258,6 +288,29 @@ def _by_kind(blocks: list[Block]) -> list[list[Block]]:
         key = (_wide(direction).shape, direction.dtype, direction.device, *iteration)
         kinds.setdefault(key, []).append(block)
     return list(kinds.values())
+
+
+def from_torch_muon(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of ``torch.optim.Muon`` as one of ours; any other is returned as it is.
+
+    Its momentum is the average (1 − μ)·Σ μᵏ·Gₜ₋ₖ and ours the sum, 1/(1 − μ) times as much. Its ``adjust_lr_fn`` is
+    our ``adjust_lr``, where None means "original" (here None means a factor of 1).
+    """
+    groups = state_dict["param_groups"]
+    if not any("adjust_lr_fn" in group for group in groups):
+        return state_dict
+    converted, state = [], dict(state_dict["state"])
+    for saved in groups:
+        group = dict(saved)
+        group["adjust_lr"] = group.pop("adjust_lr_fn") or "original"
+        group["coefficients"] = tuple(group.pop("ns_coefficients"))
+        group.pop("eps", None)  # of its norm; ours never divides by zero
+        for index in group["params"]:
+            if "momentum_buffer" in state.get(index, {}):
+                average = state[index]["momentum_buffer"]
+                state[index] = {**state[index], "momentum_buffer": average / (1 - group["momentum"])}
+        converted.append(group)
+    return {**state_dict, "state": state, "param_groups": converted}
 
 
 def check_checkpoint(state_dict: dict[str, Any], param_groups: list[dict[str, Any]]) -> None:

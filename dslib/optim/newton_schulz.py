@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -41,8 +42,9 @@ _SYMMETRIC_FROM, _SYMMETRIC_BLOCK = 1024, 512
 def coefficient_schedule(coefficients: str | Sequence, steps: int) -> list[Triple]:
     """The (a, b, c) of p(x) = a·x + b·x³ + c·x⁵ for each of ``steps`` iterations.
 
-    ``coefficients``: ``"jordan"``, ``"polar_express"`` (divided by its safety factor, the last triple
-    repeated when there are more steps than triples), one triple, or a sequence of triples.
+    ``coefficients``: ``"jordan"``, ``"polar_express"`` (divided by its safety factor but for the last triple, which
+    is the limit, 1 its stable fixed point, and is repeated when there are more steps), one triple, or a sequence of
+    triples.
     Raises ValueError on an unknown name, a wrong shape or ``steps`` below 1.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -50,7 +52,8 @@ def coefficient_schedule(coefficients: str | Sequence, steps: int) -> list[Tripl
     if coefficients == "jordan":
         return [JORDAN] * steps
     if coefficients == "polar_express":
-        triples = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in POLAR_EXPRESS]
+        *first, limit = POLAR_EXPRESS
+        triples = [*((a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in first), limit]
     elif isinstance(coefficients, str):
         raise ValueError(
             f"coefficients={coefficients!r} is unknown; use 'jordan', 'polar_express' or (a, b, c)"
@@ -94,7 +97,8 @@ def newton_schulz(
     ``method``: ``"plain"`` iterates on X; ``"gram"`` iterates on the A × A Gram matrix and multiplies
     into X only every second step, which is cheaper the further A and B are apart; ``"auto"`` takes ``"gram"``
     from an aspect ratio of 2. ``dtype``: what the iteration computes in. None is bfloat16 for 32-bit
-    and shorter inputs, as in the papers, and float64 for float64. Where the device has no bfloat16
+    and shorter inputs, as in the papers, and float64 for float64; ``torch.autocast`` around the call changes nothing.
+    Where the device has no bfloat16
     instructions, products of bfloat16 operands are accumulated in float32 and rounded once, which is
     what such instructions do. Symmetric products are computed by what :func:`dslib.kernels.use` chose: by
     torch unless the matrix is large and on a GPU. No gradient flows through the result.
@@ -120,6 +124,11 @@ def newton_schulz(
     if G.numel() == 0:
         return G.clone()
 
+    with _without_autocast(G.device.type):
+        return _orthogonalized(G, schedule, method, dtype)
+
+
+def _orthogonalized(G: Tensor, schedule: list[Triple], method: str, dtype: torch.dtype) -> Tensor:
     carrier, rounded = _arithmetic(dtype, G.device)
     X = rounded(_unit_frobenius(G).to(dtype).to(carrier))
     tall = X.shape[-2] > X.shape[-1]
@@ -132,6 +141,14 @@ def newton_schulz(
     X = (_iterate_gram if method == "gram" else _iterate_plain)(X, schedule, rounded)
     X = X.reshape(*batch, rows, columns)
     return (X.mT if tall else X).to(G.dtype).contiguous()
+
+
+def _without_autocast(device: str) -> AbstractContextManager:
+    """The iteration computes in the precision that was asked for, also where a training step is autocast."""
+    available = torch.amp.is_autocast_available(device)
+    if available and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def svd_orthogonalize(G: Tensor) -> Tensor:

@@ -298,3 +298,71 @@ def test_baseline_uses_the_hidden_size_of_its_group():
     before = p.detach().clone()
     Muon([{"params": [p], "hidden_size": 9}], lr=1.0, weight_decay=0, momentum=0, adjust_lr="baseline").step()
     torch.testing.assert_close(before - p.detach(), 0.2 * 3 * newton_schulz(p.grad))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit_at_the_ends_of_its_range(dtype):
+    """The sum of five gradients of 3e4 lies past float16's largest number, and torch casts loaded state to it."""
+
+    def run(steps, resume_after=None):
+        p = nn.Parameter(torch.eye(4, 6, dtype=dtype))
+        optimizer = Muon([p], lr=0.1)
+        for step in range(steps):
+            p.grad = ((3e4 - 50 * step) * torch.eye(4, 6)).to(dtype)
+            optimizer.step()
+            if step == resume_after:
+                saved = copy.deepcopy(optimizer.state_dict())
+                p = nn.Parameter(p.detach().clone())
+                optimizer = Muon([p], lr=0.1)
+                optimizer.load_state_dict(saved)
+        return p.detach(), optimizer.state[p]["momentum_buffer"]
+
+    whole, resumed = run(7), run(7, resume_after=4)
+    assert whole[0].isfinite().all()
+    assert torch.equal(whole[0], resumed[0])
+    assert torch.equal(whole[1], resumed[1])
+    assert resumed[1].dtype == (torch.float32 if dtype == torch.float16 else dtype)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("adjust", [None, "original", "match_rms_adamw"])
+def test_a_checkpoint_of_torchs_muon_goes_on_as_there(nesterov, adjust):
+    """Its momentum is an average and ours a sum: twenty times as much at 0.95, and the next step is the same."""
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(6, 9, generator=generator) for _ in range(4)]
+    theirs = nn.Parameter(torch.randn(6, 9, generator=generator))
+    before = torch.optim.Muon([theirs], lr=0.02, nesterov=nesterov, adjust_lr_fn=adjust)
+    for gradient in gradients[:3]:
+        theirs.grad = gradient.clone()
+        before.step()
+    ours = nn.Parameter(theirs.detach().clone())
+    saved = before.state_dict()
+    kept = copy.deepcopy(saved)
+    after = Muon([ours], lr=1.0)
+    after.load_state_dict(saved)
+    assert torch.equal(saved["state"][0]["momentum_buffer"], kept["state"][0]["momentum_buffer"])
+    assert saved["param_groups"][0].keys() == kept["param_groups"][0].keys()
+    for p, optimizer in ((theirs, before), (ours, after)):
+        p.grad = gradients[3].clone()
+        optimizer.step()
+    # Both iterate in bfloat16, and round at different places: of a step of 0.02 that is a few thousandths.
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=4e-4)
+
+
+def test_what_a_load_pre_hook_changes_is_what_is_checked_and_loaded():
+    p = nn.Parameter(torch.zeros(3, 4))
+    optimizer = Muon([p], lr=0.1)
+
+    def cut(_, state_dict):
+        return {
+            **state_dict,
+            "state": {0: {"momentum_buffer": state_dict["state"][0]["momentum_buffer"][:3]}},
+        }
+
+    calls = []
+    optimizer.register_load_state_dict_pre_hook(cut)
+    optimizer.register_load_state_dict_post_hook(lambda o: calls.append(o.state[p]["momentum_buffer"].shape))
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict({**saved, "state": {0: {"momentum_buffer": torch.ones(5, 4)}}})
+    assert calls == [(3, 4)]
+    assert torch.equal(optimizer.state[p]["momentum_buffer"], torch.ones(3, 4))

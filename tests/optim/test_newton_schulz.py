@@ -251,3 +251,22 @@ def test_bad_input_is_refused_with_its_name_and_value(arguments, error, words):
     with pytest.raises(error) as caught:
         newton_schulz(**{"G": torch.ones(3, 3), **arguments})
     assert words in str(caught.value)
+
+
+def test_the_last_polynomial_of_polar_express_converges_exactly():
+    """It is the limit, whose fixed point is 1: divided by the safety factor it would end at 1 − 1e-2·…, not at 1."""
+    G = torch.randn(12, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    errors = [
+        (newton_schulz(G, steps, "polar_express") - svd_orthogonalize(G)).abs().max() for steps in (7, 12)
+    ]
+    assert errors[1] < 1e-14 < errors[0]
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (8, 64)])
+def test_autocast_around_a_step_does_not_change_what_the_iteration_computes_in(shape):
+    G = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    plain = newton_schulz(G, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = newton_schulz(G, dtype=torch.float32)
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.equal(plain, inside)
