@@ -336,7 +336,7 @@ def test_a_checkpoint_of_torchs_muon_goes_on_as_there(nesterov, adjust):
         theirs.grad = gradient.clone()
         before.step()
     ours = nn.Parameter(theirs.detach().clone())
-    saved = before.state_dict()
+    start, saved = theirs.detach().clone(), before.state_dict()
     kept = copy.deepcopy(saved)
     after = Muon([ours], lr=1.0)
     after.load_state_dict(saved)
@@ -345,8 +345,8 @@ def test_a_checkpoint_of_torchs_muon_goes_on_as_there(nesterov, adjust):
     for p, optimizer in ((theirs, before), (ours, after)):
         p.grad = gradients[3].clone()
         optimizer.step()
-    # Both iterate in bfloat16, and round at different places: of a step of 0.02 that is a few thousandths.
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=4e-4)
+    # Both iterate in bfloat16 and round at different places; unconverted, the steps are .69 of their size apart.
+    assert (ours - theirs).norm() < 0.03 * (theirs - start).norm()
 
 
 def test_what_a_load_pre_hook_changes_is_what_is_checked_and_loaded():
