@@ -97,6 +97,7 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, block_size: int) 
         for x in (k, v)
     )
     q = q.unflatten(1, (groups, -1)).transpose(2, 3)  # (batch, groups, queries, heads of the group, dim)
+    q, root = (q / math.sqrt(q.shape[-1]), 1.0) if q.dtype == torch.float16 else (q, math.sqrt(q.shape[-1]))
     places = positions(queries, keys, q.device)
     b = torch.arange(batch, device=q.device)[:, None, None, None]
     g = torch.arange(groups, device=q.device)[:, None, None]
@@ -110,7 +111,9 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, block_size: int) 
             at <= places[start : start + tile, None]
         )
         own_k, own_v = (x[b, g, chosen.clamp(min=0)].flatten(-3, -2) for x in (k, v))
-        scores = q[:, :, start : start + tile] @ own_k.mT / math.sqrt(q.shape[-1])
+        # A gathered block is copied for its query alone: what that does not see may be anything, and becomes 0.
+        own_k, own_v = (x.masked_fill(~seen.unsqueeze(-1), 0) for x in (own_k, own_v))
+        scores = q[:, :, start : start + tile] @ own_k.mT / root
         seen = seen.unsqueeze(-2)
         weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
         parts.append(torch.where(seen, weights, 0) @ own_v)

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dslib import kernels
-from dslib.attention.masked import check_count
+from dslib.attention.masked import check_count, within_range
 from dslib.attention.rope import apply_rotary, apply_rotary_interleaved, rotary_angles
 
 #: Largest indexer head, and longest value and rest of a key, that the kernels hold.
 _KERNEL_DIM, _KERNEL_VALUE, _KERNEL_REST = 128, 512, 256
+#: float16's smallest and largest number.
+_FLOAT16 = (torch.finfo(torch.float16).min, torch.finfo(torch.float16).max)
 #: Bytes that one tile of scores, or of gathered entries, may take.
 _TILE_BYTES = 2**23
 
@@ -36,6 +38,10 @@ def indexer_scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
         from dslib.kernels import indexer
 
         return indexer.indexer_scores_triton(q, k, w).to(q.dtype)
+    if (
+        q.dtype == torch.float16
+    ):  # products of float16 leave its range, and weights of both signs make NaN of them
+        return indexer_scores(q.float(), k.float(), w.float()).clamp(*_FLOAT16).to(q.dtype)
     if batch * time * heads * k.shape[1] * q.element_size() <= _TILE_BYTES:
         products = (q.flatten(1, 2) @ k.mT).relu().unflatten(1, (time, heads))
         return (w.unsqueeze(2) @ products).squeeze(2)
@@ -100,6 +106,8 @@ def indexer_topk(q: Tensor, k: Tensor, w: Tensor, top_k: int, causal_offset: int
         from dslib.kernels import indexer
 
         return indexer.indexer_topk(q, k, w, top_k, causal_offset)
+    if q.dtype == torch.float16:  # ranked before they are cut off at float16's largest number
+        q, k, w = q.float(), k.float(), w.float()
     time, keys = q.shape[1], k.shape[1]
     rows = max(1, _TILE_BYTES // (4 * max(1, keys) * max(1, q.shape[0])))
     tiles = []
@@ -140,7 +148,9 @@ def sparse_attention(
         return sparse_mqa.sparse_mqa(q, kv, indices, value_dim, scale)
     selected = indices.shape[-1]
     if 0 in (batch, heads, time, selected, kv.shape[1]):
-        return q.new_zeros(batch, heads, time, value_dim) + 0 * (q.sum() + kv.sum())
+        # Zeros that belong to the graph, whatever the entries hold.
+        return q.new_zeros(batch, heads, time, value_dim) + (q[..., :0].sum() + kv[..., :0].sum())
+    q, scale = within_range(q, scale)
     rows = max(1, _TILE_BYTES // (q.element_size() * batch * selected * (dim + heads)))
     table = kv.flatten(0, 1)
     first = torch.arange(batch, device=kv.device).view(-1, 1, 1) * kv.shape[1]
@@ -151,6 +161,8 @@ def sparse_attention(
         holes = bool(empty.any())
         places = (part.clamp_min(0) + first).flatten()  # whole rows of one table are gathered fastest
         entries = table.index_select(0, places).view(*part.shape, dim)  # (batch, rows, k, dim)
+        if holes:  # entry 0 stands in for them, and it may hold anything
+            entries = entries.masked_fill(empty.unsqueeze(-1), 0)
         queries = q[:, :, start : start + rows].transpose(1, 2)  # (batch, rows, heads, dim)
         logits = queries @ entries.mT * scale
         if holes:

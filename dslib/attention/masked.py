@@ -18,7 +18,15 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float
     Raises ValueError for sizes, dtypes, devices or a mask that do not fit.
     """
     check_attention(q, k, v)
-    return attention_weights(q, k, mask, scale) @ _per_head(v, q.shape[1])
+    weights = attention_weights(q, k, mask, scale)
+    if v.isfinite().all():
+        return weights @ _per_head(v, q.shape[1])
+    # 0·NaN is NaN: what is not finite is left out for all queries but those that see it.
+    visible = _fitting(mask, weights.shape, k.shape[1])
+    bad = _per_head(~v.isfinite().all(-1, keepdim=True), q.shape[1]).mT
+    v = _per_head(v, q.shape[1])
+    clean = weights @ v.masked_fill(~v.isfinite(), 0)
+    return torch.where((visible & bad).any(-1, keepdim=True), weights @ v, clean)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
@@ -26,9 +34,24 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor, scale: float | None = 
     heads, groups = q.shape[1], k.shape[1]
     shape = (q.shape[0], heads, q.shape[2], k.shape[2])
     mask = _fitting(mask, shape, groups)
-    scores = q @ _per_head(k, heads).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    q, scale = within_range(q, q.shape[-1] ** -0.5 if scale is None else scale)
+    k = _per_head(k, heads)
+    bad = None if k.isfinite().all() else ~k.isfinite().all(-1, keepdim=True)
+    if (
+        bad is not None
+    ):  # 0·NaN is NaN, in the gradient of q: only queries that see such a key have it in their sum
+        k = k.masked_fill(bad, 0)
+    scores = q @ k.mT * scale
+    if bad is not None:
+        scores = scores.masked_fill(bad.mT, math.nan)
     weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
     return torch.where(mask, weights, 0)  # a row without a key is NaN up to here
+
+
+def within_range(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """What to multiply with the keys, and what the products are to be multiplied with: in float16 queries are scaled
+    first, because q·k of 64 numbers of size 33 is past its largest number."""
+    return (q * scale, 1.0) if q.dtype == torch.float16 else (q, scale)
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str, str] = ("q", "k", "v")) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dslib import kernels
-from dslib.attention.dense import dense_attention
+from dslib.attention.dense import dense_attention, fused_attention
 from dslib.attention.masked import check_attention, check_count, check_queries_are_last
 
 #: Largest head that the kernel holds.
@@ -53,13 +53,13 @@ def sliding_window_attention(q: Tensor, k: Tensor, v: Tensor, window: int, tile:
     tile = max(window, _LEAST_TILE) if tile is None else tile
     if queries <= tile:
         mask = sliding_window_mask(queries, queries + before, window, q.device)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        return fused_attention(q, k, v, mask)
     return _tiled(q, k, v, window, tile, before)
 
 
 def _tiled(q: Tensor, k: Tensor, v: Tensor, window: int, tile: int, before: int) -> Tensor:
     """The queries in tiles, as a second batch dimension; ``before`` keys stand before the first query."""
-    batch, heads, queries, _ = q.shape
+    batch, _, queries, _ = q.shape
     tiles = -(-queries // tile)
     missing, rest = window - 1 - before, tiles * tile - queries
     # (batch, heads, tiles, tile, dim) and, of the keys, overlapping pieces (…, tiles, tile + window − 1, dim).
@@ -71,7 +71,5 @@ def _tiled(q: Tensor, k: Tensor, v: Tensor, window: int, tile: int, before: int)
     )
     mask &= (places >= missing).unsqueeze(1)  # the padding before the first key
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask.repeat(batch, 1, 1).unsqueeze(1), enable_gqa=heads != k.shape[1]
-    )
+    out = fused_attention(q, k, v, mask.repeat(batch, 1, 1).unsqueeze(1))
     return out.unflatten(0, (batch, tiles)).transpose(1, 2).flatten(2, 3)[:, :, :queries]
