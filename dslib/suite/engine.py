@@ -26,6 +26,10 @@ START_TIMEOUT = 60
 STREAM_LIMIT = 2_000_000
 
 
+class NotebookExit(RuntimeError):
+    """A cell called ``exit()`` or ``quit()``: what stands below it would run all the same, and say nothing of it."""
+
+
 class KernelStartError(RuntimeError):
     """The kernel did not come up, several times in a row."""
 
@@ -66,6 +70,8 @@ class Client(PapermillNotebookClient):
         self.watch = watch
         self.streamed: Counter[tuple[int, str]] = Counter()
         self.left_out: dict[int, Counter[str]] = {}
+        self.exited = False
+        self.on_cell_executed = self._look_for_exit
 
     @contextmanager
     def setup_kernel(self, **kwargs: Any):
@@ -105,6 +111,10 @@ class Client(PapermillNotebookClient):
                 section = headline(cell.source)
             try:
                 self.execute_cell(cell, index)
+                if self.exited:
+                    raise NotebookExit(
+                        "the cell called exit(), which ends no notebook; raise an error instead"
+                    )
             except CellExecutionError:
                 if not self._unsolved_exercise(cell):
                     raise
@@ -112,6 +122,11 @@ class Client(PapermillNotebookClient):
                 if cell.cell_type == "code":
                     cell.outputs = outputs.tidy(cell.outputs, self.left_out.get(index))
         self.watch.cell = None
+
+    def _look_for_exit(self, cell: Any, cell_index: int, execute_reply: Any) -> None:
+        # The kernel only asks its frontend to close; nbclient does not listen.
+        payload = (execute_reply or {}).get("content", {}).get("payload", [])
+        self.exited = self.exited or any(part.get("source") == "ask_exit" for part in payload)
 
     def _unsolved_exercise(self, cell: Any) -> bool:
         return "raises-exception" in (cell.metadata.get("tags") or [])
@@ -173,4 +188,12 @@ def _joined(items: list[Any]) -> list[Any]:
     return joined
 
 
-__all__ = ["ENGINE", "CellExecutionError", "CellTimeoutError", "DeadKernelError", "KernelStartError", "Watch"]
+__all__ = [
+    "ENGINE",
+    "CellExecutionError",
+    "CellTimeoutError",
+    "DeadKernelError",
+    "KernelStartError",
+    "NotebookExit",
+    "Watch",
+]

@@ -45,6 +45,9 @@ SPACES_IN_NAMES = re.compile(r"\\[,;:! ]|~")
 TEXT_GROUP = re.compile(r"\\(text(?:rm|bf|it)?|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 COMMAND = re.compile(r"\\([A-Za-z]+\*?|.)", re.DOTALL)
 BEGIN_OR_END = re.compile(r"\\(begin|end)\s*\{([^{}]*)\}")
+#: ``\begin{aligned}[t]`` says where the block stands on its line, and nothing in a formula of its own.
+POSITION = re.compile(r"(\\begin\s*\{(?:aligned|gathered|split)\})\s*\[[tbc]\]")
+OPENING_BRACKET = re.compile(r"(\\begin\s*\{[^{}]*\})(?=\s*\[)")
 TAG = re.compile(r"\\tag(\*?)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 TAG_MARK = "\ue000"  # private characters that cannot stand in a formula
@@ -132,7 +135,9 @@ def _prepare(source: str, display: bool) -> tuple[str, str]:
             raise Broken("more than one \\tag stands outside the rows of an environment")
         else:
             outer, prepared = shown, prepared[: match.start()] + prepared[match.end() :]
-    return BEGIN_OR_END.sub(_environment, prepared), outer
+    prepared = POSITION.sub(r"\1", prepared)
+    # The converter takes a bracket for the option of an environment; an empty group keeps it in the formula.
+    return OPENING_BRACKET.sub(r"\1{}", BEGIN_OR_END.sub(_environment, prepared)), outer
 
 
 def _split_text(match: re.Match[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -49,14 +50,31 @@ def list_notebooks(directory: Path) -> list[Path]:
 def select(files: list[Path], names: list[str]) -> list[Path]:
     """The notebooks that ``names`` choose, in reading order; all of them for no names.
 
-    A name is a number (``1``, ``01``), a stem, or an unambiguous beginning of a stem or of its
-    topic (``muon``). Raises NotebookError with the nearest name.
+    A name is a number (``1``, ``01``), a stem, an unambiguous beginning of a stem or of its topic (``muon``), or a
+    path, which means that very file, wherever it lies. Raises NotebookError with the nearest name, and for two files
+    of one stem.
     """
-    chosen = {_one(files, name) for name in names} if names else set(files)
-    return [file for file in files if file in chosen]
+    if not names:
+        return list(files)
+    chosen = list(dict.fromkeys(_one(files, name) for name in names))
+    for first, second in itertools.combinations(chosen, 2):
+        if first.stem == second.stem:
+            raise NotebookError(f"{first} and {second} would both be called {first.stem}; run one at a time")
+    return sorted(chosen, key=lambda file: (files.index(file) if file in files else len(files), file.stem))
+
+
+def is_path(name: str) -> bool:
+    """Whether a name on the command line is a path: it names a folder."""
+    return len(Path(name).parts) > 1
 
 
 def _one(files: list[Path], name: str) -> Path:
+    if is_path(name):
+        file = Path(name).expanduser().resolve()
+        if not file.is_file() or not NAME.fullmatch(file.stem) or file.suffix != ".ipynb":
+            what = "no notebook (a file named like 01_topic.ipynb)" if file.is_file() else "no such file"
+            raise NotebookError(f"{name} is {what}; without its folder a name means one of the notebooks")
+        return next((known for known in files if known.resolve() == file), file)
     wanted = Path(name).name.removesuffix(".ipynb")
     if wanted.isdecimal():
         matches = [file for file in files if int(NAME.fullmatch(file.stem)[1]) == int(wanted)]

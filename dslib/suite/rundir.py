@@ -104,6 +104,14 @@ def new_directory(base: Path) -> Path:
     raise RunError(f"no free name for a run at {base / stamp}")
 
 
+def check_writable(path: Path) -> None:
+    """Raise OSError unless files can be made in ``path``, which is made if it is missing."""
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path, prefix=".tmp-") as file:
+        file.write(b"\0" * 65536)  # a full disk takes an empty file
+        file.flush()
+
+
 def latest(base: Path) -> Path | None:
     """The newest run under ``base``, or None."""
     link, text = base / "latest", base / "latest.txt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ def run(request: Request) -> int:
     ValueError (NotebookError, ParameterError, ClaimError, RunError) before anything runs
     when the request makes no sense.
     """
-    directory = notebooks.find_directory(request.notebooks)
+    directory = _directory(request)
     files = notebooks.list_notebooks(directory)
     given: dict[str, Any] = {}
     for text in request.parameters:
@@ -44,6 +45,8 @@ def run(request: Request) -> int:
     base = runs_directory(directory)
     run_path = request.out or (rundir.latest(base) if request.resume else None)
     before = RunDirectory(run_path).settings if request.resume and run_path else {}
+    if request.resume and request.out is not None and not before:
+        raise RunError(f"there is no run in {request.out} to continue; leave --resume out to start one there")
     names, profile = list(request.names), request.profile
     if before:
         # A run is continued as it was asked for; other notebooks and values may be named, but
@@ -64,10 +67,17 @@ def run(request: Request) -> int:
     plan = runner.plan(chosen, profile, given, request.timeout, request.jobs, before_us)
     if request.out is not None:
         _check_out(request.out, directory)
-    elif run_path is None:
-        run_path = rundir.new_directory(base)
-    if request.out is None:
-        rundir.point_latest(base, run_path)
+    try:
+        if run_path is None:
+            run_path = rundir.new_directory(base)
+        if request.out is None:
+            rundir.point_latest(base, run_path)
+        rundir.check_writable(run_path)
+    except OSError as error:
+        where = run_path or base
+        raise RunError(
+            f"{where} cannot be written ({error.strerror}); name a directory that can with --out DIR"
+        ) from None
     terminal = console.make_console()
     count = f"{len(chosen)} notebook{'s' * (len(chosen) != 1)}"
     terminal.print(f"{count}, profile {profile}, {plan.workers} at a time → {run_path}", markup=False)
@@ -76,9 +86,20 @@ def run(request: Request) -> int:
     outcome = runner.execute(plan, out, display, resume=bool(before), given=given)
     status = _conclude(terminal, out, claims, outcome.results)
     if outcome.signal is not None:
-        terminal.print("interrupted; `dslib run --resume` continues", markup=False)
+        where = "" if request.out is None else f" --out {shlex.quote(str(request.out))}"
+        terminal.print(f"interrupted; `dslib run --resume{where}` continues", markup=False, soft_wrap=True)
         return 128 + outcome.signal
     return status
+
+
+def _directory(request: Request) -> Path:
+    """Where the notebooks are: as named, or as found, or where the first of the paths that were asked for lies."""
+    try:
+        return notebooks.find_directory(request.notebooks)
+    except notebooks.NotebookError:
+        if request.notebooks is None and request.names and all(map(notebooks.is_path, request.names)):
+            return notebooks.find_directory(Path(request.names[0]).expanduser().parent)
+        raise
 
 
 def report(out: Path | None, named: Path | None) -> int:

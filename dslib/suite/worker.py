@@ -77,6 +77,8 @@ def _execute(job: dict[str, Any], emit: Any) -> tuple[Any, dict[str, Any] | None
         problem = failure("timeout", f"the notebook ran past its limit of {job['timeout']:g} s (--timeout)")
     except engine.DeadKernelError:
         problem = failure("dead kernel", "the kernel died; often the memory ran out or native code crashed")
+    except engine.NotebookExit as error:
+        problem = failure("exit", str(error))
     except engine.KernelStartError as error:
         problem = failure("kernel", str(error))
     except NoSuchKernel as error:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -35,6 +36,8 @@ def place(tmp_path, monkeypatch, write_notebook, write_claims):
         (["run", "--out", "notebooks"], "directory of the notebooks"),
         (["run", "--out", "."], "holds other files"),
         (["run", "--out", "claims.toml"], "is a file"),
+        (["run", "--resume", "--out", "typo"], "there is no run in typo to continue"),
+        (["run", "elsewhere/01_toy.ipynb"], "elsewhere/01_toy.ipynb is no such file"),
         (["report"], "there is no run"),
         (["lint", "nope"], "no notebook is called"),
         (["bench", "nope"], "no benchmark 'nope'"),
@@ -194,3 +197,32 @@ def test_a_run_directory_follows_where_we_stand(place, monkeypatch):
     assert session.runs_directory(place / "notebooks") == place / "runs"
     monkeypatch.chdir(place / "notebooks")
     assert session.runs_directory(place / "notebooks") == place / "runs"
+
+
+def test_a_place_that_cannot_be_written_is_one_line(place, dslib_command, capsys, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dslib.suite.rundir.check_writable", full)
+    for arguments in (["run", "1"], ["run", "1", "--out", "there"]):
+        assert dslib_command(*arguments) == 2
+        said = capsys.readouterr().err
+        assert "cannot be written (No space left on device); name a directory that can with --out" in said
+        assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("out", "hint"), [([], "--resume`"), (["--out", "my runs"], "--resume --out 'my runs'`")]
+)
+def test_an_interrupted_run_says_how_this_very_run_goes_on(
+    place, dslib_command, capsys, monkeypatch, out, hint
+):
+    from dslib.suite import runner
+
+    def interrupted(plan, run, display, **options):
+        run.prepare({"profile": "quick", "notebooks": [], "requested": []}, keep=False)
+        return runner.Outcome({}, signal=2)
+
+    monkeypatch.setattr(runner, "execute", interrupted)
+    assert dslib_command("run", "1", *out) == 130
+    assert f"`dslib run {hint} continues" in capsys.readouterr().out

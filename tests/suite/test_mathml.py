@@ -100,3 +100,17 @@ def test_what_cannot_be_shown_right_is_refused_with_the_formula(latex, reason):
 def test_a_number_for_an_inline_formula_is_refused():
     with pytest.raises(FormulaError, match="display"):
         to_mathml(r"x \tag{1}")
+
+
+@pytest.mark.parametrize("environment", ["align", "aligned", "cases", "pmatrix", "gathered"])
+def test_a_bracket_that_begins_an_environment_is_part_of_the_formula(environment):
+    body = "[a] & b" if environment != "gathered" else "[a] = b"
+    markup = to_mathml(f"\\begin{{{environment}}} {body}\\end{{{environment}}}", display=True)
+    assert markup.count(">[</mo>") == 1
+    assert markup.count(">]</mo>") == 1
+
+
+def test_the_position_of_a_block_on_its_line_is_no_part_of_it():
+    assert "[" not in re.sub(
+        "alttext=.*?>", "", to_mathml(r"\begin{aligned}[t] a &= b\end{aligned}", display=True)
+    )

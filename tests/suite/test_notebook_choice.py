@@ -29,9 +29,20 @@ def test_the_directory_is_found_from_the_root_and_from_inside(place, start):
 
 
 @pytest.mark.parametrize(
-    "name", ["1", "01", "01_muon", "muon", "01_muon.ipynb", "notebooks/01_muon.ipynb", "mu"]
+    "name",
+    [
+        "1",
+        "01",
+        "01_muon",
+        "muon",
+        "01_muon.ipynb",
+        "notebooks/01_muon.ipynb",
+        "./notebooks/01_muon.ipynb",
+        "mu",
+    ],
 )
-def test_a_number_a_stem_or_a_beginning_chooses(place, name):
+def test_a_number_a_stem_a_beginning_or_a_path_chooses(place, name, monkeypatch):
+    monkeypatch.chdir(place)
     files = notebooks.list_notebooks(place / "notebooks")
     assert stems(notebooks.select(files, [name])) == ["01_muon"]
 
@@ -90,3 +101,22 @@ def test_the_hash_is_of_what_runs_and_not_of_outputs():
     assert notebooks.source_hash(notebook) == before
     notebook.cells[0].metadata["tags"] = ["skip-execution"]
     assert notebooks.source_hash(notebook) != before
+
+
+def test_a_path_means_that_very_file_and_no_namesake(place, write_notebook):
+    other = place / "elsewhere" / "01_muon.ipynb"
+    write_notebook(other)
+    files = notebooks.list_notebooks(place / "notebooks")
+    assert notebooks.select(files, [str(other)]) == [other]
+    assert notebooks.select(files, [str(other), "2"])[1] == other
+    with pytest.raises(NotebookError, match="would both be called 01_muon"):
+        notebooks.select(files, [str(other), "1"])
+
+
+@pytest.mark.parametrize(
+    "path", ["elsewhere/01_muon.ipynb", "notebooks/01_moun.ipynb", "notebooks/scratch.ipynb"]
+)
+def test_a_path_that_is_no_notebook_is_refused_whatever_is_called_like_it(place, path, monkeypatch):
+    monkeypatch.chdir(place)
+    with pytest.raises(NotebookError, match=path):
+        notebooks.select(notebooks.list_notebooks(place / "notebooks"), [path])

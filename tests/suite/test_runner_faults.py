@@ -108,6 +108,8 @@ def finished(tmp_path_factory, write_notebook, write_claims):
     nan = "from dslib.suite import report\nreport('toy.mean', [float('nan')] * 5)"
     write_notebook(place / "11_nan.ipynb", nan, **plain)
 
+    write_notebook(place / "12_quit.ipynb", "x = 1\nexit()", "print('never')", **plain)
+
     patch = pytest.MonkeyPatch()
     patch.setenv("MPLBACKEND", "Agg")  # set for scripts on many servers; notebooks must draw all the same
     patch.setenv("DSLIB_CLAIMS", str(write_claims(root / "claims.toml")))
@@ -168,7 +170,7 @@ def test_the_kernel_runs_in_the_notebooks_directory_with_capped_threads(finished
     executed = nbformat.read(finished[0].path / "01_toy.ipynb", 4)
     cell = next(cell for cell in executed.cells if "20_000" in cell.source)
     count, name, threads, profile = cell.outputs[0].text.split("\n")[0].split()
-    assert (int(count), name, profile) == (11, "notebooks", "smoke")
+    assert (int(count), name, profile) == (12, "notebooks", "smoke")
     assert int(threads) == 1
 
 
@@ -283,5 +285,15 @@ def test_the_scoreboard_has_every_notebook_and_the_columns_that_readers_rely_on(
 def test_junit_counts_notebooks_and_claims(finished):
     root = ET.parse(finished[0].path / "junit.xml").getroot()
     suites = {suite.get("name"): suite for suite in root}
-    assert (suites["notebooks"].get("tests"), suites["notebooks"].get("failures")) == ("11", "10")
+    assert (suites["notebooks"].get("tests"), suites["notebooks"].get("failures")) == ("12", "11")
     assert (suites["claims"].get("tests"), suites["claims"].get("failures")) == ("1", "0")
+
+
+def test_a_cell_that_calls_exit_ends_the_notebook_as_failed_there(finished):
+    """IPython's exit() only asks the frontend to close: what stands below would run on."""
+    problem = failure(finished, "12_quit")
+    assert problem["kind"] == "exit"
+    assert problem["cell"] == 2
+    assert "exit()" in problem["source"]
+    text = (finished[0].path / "12_quit.failed.ipynb").read_text(encoding="utf-8")
+    assert "never\\n" not in text
