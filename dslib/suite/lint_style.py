@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 CODE_LINES = 15
+#: Of a cell that draws and is folded away (tag "hide-input"): how a figure is drawn is seldom what a reader came for.
+FOLDED_LINES = 30
 WIDTH = 78
 CELLS = 45
 
@@ -38,8 +40,12 @@ def style_findings(cells: Sequence[Mapping[str, Any]]) -> list[tuple[int | None,
         if cell["cell_type"] != "code":
             continue
         lines = sum(bool(line.strip()) for line in source.splitlines())
-        if lines > CODE_LINES:
-            message = f"has {lines} lines of code; at most {CODE_LINES} can be read at a glance"
+        folded = "hide-input" in (cell.get("metadata", {}).get("tags") or [])
+        if folded and not re.search(r"\bplt\.", source):
+            found.append((position, "folded", "is folded away but draws nothing; only plotting is folded"))
+        if lines > (FOLDED_LINES if folded else CODE_LINES):
+            most = f"{FOLDED_LINES} of a folded figure" if folded else str(CODE_LINES)
+            message = f"has {lines} lines of code; at most {most} can be read at a glance"
             found.append((position, "lines", message))
         if count := sum(len(line) > WIDTH for line in source.splitlines()):
             wide[position] = count

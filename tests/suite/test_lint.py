@@ -253,3 +253,17 @@ def test_an_open_question_that_held_is_a_warning_since_it_may_end_either_way():
 
 def test_a_board_that_knows_no_expectations_has_no_findings():
     assert lint.lint_scoreboard({"claims": [{"id": "a.b", "notebook": "01_toy", "verdict": "held"}]}) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "tags", "said"), [(16, [], 1), (16, ["hide-input"], 0), (31, ["hide-input"], 1)]
+)
+def test_a_folded_figure_may_take_more_lines_than_code_that_is_read(lines, tags, said):
+    source = "import matplotlib.pyplot as plt\n" + "plt.plot()\n" * (lines - 1)
+    found = lint_style.style_findings([{"cell_type": "code", "source": source, "metadata": {"tags": tags}}])
+    assert sum(rule == "lines" for _, rule, _ in found) == said
+
+
+def test_only_what_draws_is_folded_away():
+    cell = {"cell_type": "code", "source": "x = 1", "metadata": {"tags": ["hide-input"]}}
+    assert [rule for _, rule, _ in lint_style.style_findings([cell])] == ["folded"]
