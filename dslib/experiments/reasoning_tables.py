@@ -120,12 +120,6 @@ class ReasoningTables:
         ends = [self.asked.tolist().index(level) for level in (self.levels[0], self.levels[-1])]
         return np.log(thought[:, ends[1]] / thought[:, ends[0]])
 
-    def lengthening(self, stage: str) -> np.ndarray:
-        """The nodes at the highest level over those at the lowest, minus 1, (seeds,)."""
-        ends = (self.levels[0], self.levels[-1])
-        least = self.at_effort(stage, "thought")[:, self.asked.tolist().index(ends[0])]
-        return self.between(stage, "thought", *ends) / np.maximum(SHORTEST, least)
-
     def off_the_line(self, stage: str, shift: int = 0) -> np.ndarray:
         """How far thoughts at efforts between the levels are from the straight line between these: the mean distance
         over the difference of lengths at the ends, (seeds,); 1 where that is below :data:`NO_DIAL` nodes.

@@ -1,5 +1,6 @@
 """The reasoning study's tables as arrays over seeds."""
 
+import math
 from dataclasses import replace
 
 import pandas as pd
@@ -53,6 +54,12 @@ def test_efforts_are_columns_and_levels_those_trained_with():
     assert made().levels.tolist() == [10, 40]
     assert made().at_effort("effort", "thought")[0].tolist() == [0, 1, 2, 3]
     assert made().between("effort", "accuracy", 10, 40) == pytest.approx([0.4, 0.4])
+
+
+def test_lengthening_is_a_logarithm_that_no_thoughts_at_all_leave_at_0():
+    thoughts = ((0.5, 0.6, 0.7, 1.0), (0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 1.0, 1.0))
+    found = made(thoughts).log_lengthening("effort")
+    assert found == pytest.approx([math.log(2), 0, math.log(100)])
 
 
 def test_thoughts_that_lie_on_the_line_miss_nothing_and_no_dial_misses_all():
