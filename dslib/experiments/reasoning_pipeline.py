@@ -6,7 +6,7 @@ tree whose root is the base model of that seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from dslib.rl.sft import Examples, SFTConfig, demonstrations, sft
 from dslib.rl.trainer import Trainer
 from dslib.runs import checkpoints
 from dslib.runs.cache import cached
-from dslib.runs.measurements import write
 from dslib.tasks.pointer_chasing import PointerChasing
 from dslib.tasks.scripts import Reading, TwoScripts
 
@@ -371,11 +370,9 @@ def seed_tables(config: StudyConfig, seed: int) -> dict[str, list[dict[str, Any]
     return dict(zip(TABLES, (stages, curves, efforts), strict=True))
 
 
-def save(config: StudyConfig, seed: int, tables: Mapping[str, Any], command: str) -> None:
-    """Write :data:`TABLES`, as frames, and the weights of the :data:`SHIPPED` stages of a seed, in half precision, to
-    the source tree, both with the command that made them."""
-    for name in TABLES:
-        write(name, tables[name], command)
+def save_models(config: StudyConfig, seed: int, command: str) -> None:
+    """Write the weights of the :data:`SHIPPED` stages of a seed, in half precision, to the source tree, with the
+    command that made them."""
     models = nn.ModuleDict({stage: load(config, stage, seed) for stage in SHIPPED})
     checkpoints.write("reasoning", models, command, {"seed": seed})
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 
@@ -11,7 +10,6 @@ from dslib.experiments import reasoning_pipeline as study
 from dslib.experiments.reasoning_tasks import Rewarded, Thinking, UnaskedEffort
 from dslib.models import DecoderConfig
 from dslib.rl import EffortTask, RLConfig, SFTConfig
-from dslib.runs import measurements
 from dslib.tasks import PointerChasing, Task
 
 FEW = SFTConfig(steps=2, batch_size=4)
@@ -154,11 +152,8 @@ def test_a_teacher_without_a_right_answer_leaves_the_weights_alone(monkeypatch):
 def test_what_is_saved_is_what_ships(tmp_path, monkeypatch):
     (tmp_path / "__init__.py").touch()
     monkeypatch.setattr(data, "__file__", str(tmp_path / "__init__.py"))
-    tables = {name: pd.DataFrame(rows) for name, rows in study.seed_tables(TINY, 0).items()}
-    study.save(TINY, 0, tables, "dslib run 12")
+    study.save_models(TINY, 0, "dslib run 12")
     models = study.shipped(TINY)
     assert set(models) == set(study.SHIPPED)
     base = study.trained(TINY, "base", 0).weights  # was rounded before anything started from it
     assert all(torch.equal(x, base[name]) for name, x in models["base"].state_dict().items())
-    for name, frame in tables.items():
-        pd.testing.assert_frame_equal(measurements.read(name)[list(frame)], frame)
