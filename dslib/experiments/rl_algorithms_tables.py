@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from dslib.experiments.rl_algorithms import NAMES, StudyConfig, stopped_early
 from dslib.models.decoder import DecoderConfig
@@ -87,3 +88,9 @@ def as_live(table: pd.DataFrame, arms: list[str], seed: int) -> pd.DataFrame:
     algorithm's early one, the end of a fine-tuning."""
     found = [rows(table, arm, "early" if arm in NAMES else "end").loc[seed] for arm in arms]
     return pd.DataFrame(found, index=pd.Index(arms, name="arm"))
+
+
+def half_width(samples: np.ndarray, share: float = 0.95) -> float:
+    """Half of the interval of the mean by Student's t, of (seeds,)."""
+    spread = samples.std(ddof=1) / len(samples) ** 0.5
+    return float(stats.t.ppf((1 + share) / 2, len(samples) - 1) * spread)

@@ -104,3 +104,7 @@ def test_gradient_on_policy_is_minus_the_advantage_shared_over_tokens():
     logp, mask = -torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
     found = policy_gradient(LossConfig(), logp, logp, torch.tensor([1.0, -2.0]), mask)
     assert torch.allclose(found, torch.tensor([[-1.0], [2.0]]).expand(2, 3) / 6)
+
+
+def test_half_width_of_two_samples_is_that_of_students_t_with_one_degree_of_freedom():
+    assert tables.half_width(np.array([0.0, 2.0])) == pytest.approx(12.706, abs=1e-3)
