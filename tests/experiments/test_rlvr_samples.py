@@ -1,4 +1,4 @@
-"""Samples beside exact rates: a file keeps them, counts of other rates are found out, intervals are as wide as chance."""
+"""Samples beside exact rates: a file keeps them, counts of other rates are found out, intervals fit chance."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_a_file_gives_back_a_rollout_and_its_columns():
 
 def test_counts_of_other_rates_are_refused():
     check_counts([50, 52], [0.5, 0.5], 100)
-    with pytest.raises(ValueError, match="counts has 160 right samples where the rates say 100.0 ± 7.1"):
+    with pytest.raises(ValueError, match=r"counts has 160 right samples where the rates say 100\.0 ± 7\.1"):
         check_counts([80, 80], [0.5, 0.5], 100)
 
 
