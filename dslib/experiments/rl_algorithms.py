@@ -251,16 +251,16 @@ def passes(
             name: correct_probability(
                 model, task, range(len(task)), distribution or Distribution(), rows=4096
             )
-            for name, task in _evaluated(study).items()
+            for name, task in measured_problems(study).items()
         }
     return _columns({name: found.clamp(0, 1).numpy() for name, found in rates.items()})
 
 
 def trained(run: RLRunConfig) -> tuple[list[dict], list[dict]]:
     """Train as ``run`` says: a row an evaluation, and a row a step of reward, entropy and samples drawn so far."""
-    study, model = run.study, _base(run.study, run.seed)
-    task: Task = _evaluated(study)["train"] if run.problems is None else _problems(study, run.problems)
-    reference = _base(study, run.seed)
+    study, model = run.study, base_of(run.study, run.seed)
+    task: Task = measured_problems(study)["train"] if run.problems is None else _problems(study, run.problems)
+    reference = base_of(study, run.seed)
     learnt = ShuffledRewards(task, "batch", run.seed) if run.shuffled else task
     trainer = Trainer(model, learnt, run.trainer, reference)
     rows: list[dict] = []
@@ -325,10 +325,10 @@ def tuned(run: SFTRunConfig) -> list[dict]:
     """Fine-tune the base on the source's answers: one row. ``samples`` counts the different examples."""
     study, count = run.study, 0
     if run.source == "guesser":
-        tasks = _evaluated(study).items()
+        tasks = measured_problems(study).items()
         found = _columns({name: guesser_rates(task, range(len(task))) for name, task in tasks})
     else:
-        model = _base(study, run.seed)
+        model = base_of(study, run.seed)
         if run.source != "base":
             examples = answers_of(run.source, model, study, run.seed)
             count = len(examples)
@@ -341,7 +341,7 @@ def tuned(run: SFTRunConfig) -> list[dict]:
 
 def answers_of(source: str, base: nn.Module, study: StudyConfig, seed: int) -> Examples:
     """What a student reads: problems with one answer each, or with several right ones of the base's own."""
-    task = _evaluated(study)["train"] if source == "RL's problems" else _problems(study, study.teacher)
+    task = measured_problems(study)["train"] if source == "RL's problems" else _problems(study, study.teacher)
     indices, generator = torch.arange(len(task)), torch.Generator().manual_seed(seed)
     if source == "own answers":
         return rejection_sample(base, task, indices, study.tries, generator).examples
@@ -362,14 +362,16 @@ def _problems(study: StudyConfig, part: tuple[int, int]) -> Countdown:
 
 
 @lru_cache(maxsize=8)
-def _evaluated(study: StudyConfig) -> dict[str, Countdown]:
+def measured_problems(study: StudyConfig) -> dict[str, Countdown]:
+    """The problems that every run is measured on: ``"train"``, RL's, and ``"held"``, which nothing trains on."""
     return {
         "train": replace(study.base.problems(), problems=study.problems),
         "held": replace(study.base.problems(held_out=True), problems=study.held_out),
     }
 
 
-def _base(study: StudyConfig, seed: int) -> Decoder:
+def base_of(study: StudyConfig, seed: int) -> Decoder:
+    """Where the runs of ``seed`` start. Raises ValueError where only another seed's base ships."""
     if study.shipped is None:
         return base_model(study.base, seed)
     model = study.base.model.build(seed)

@@ -289,10 +289,17 @@ def scratchpad_row(policy: nn.Module, task: PointerChasing, group_size: int) -> 
 
 
 def choices(
-    model: nn.Module, task: PointerChasing, group_size: int = 64, seed: int = 0
+    model: nn.Module,
+    task: PointerChasing,
+    group_size: int = 64,
+    seed: int = 0,
+    kept: np.ndarray | None = None,
 ) -> dict[str, list[float]]:
     """How often k of ``group_size`` samples hold a right answer, how often their majority is right, and how often the
-    likeliest of them to the model itself is: for each k of :data:`SAMPLED_KS`, means over the problems."""
+    likeliest of them to the model itself is: for each k of :data:`SAMPLED_KS`, means over the problems, or over
+    those ``kept``, (problems,) bool. Raises ValueError where none is."""
+    if kept is not None and not kept.any():
+        raise ValueError("kept leaves no problem; keep one at least")
     rollout = sampled(model, task, group_size, limit=len(task), seed=seed)
     indices = torch.arange(len(task)).repeat_interleave(group_size)
     pads = task.read(indices, rollout.completions, rollout.mask)
@@ -305,7 +312,11 @@ def choices(
         "cons@k": [consensus_at_k(answers, truth, k, resamples=200) for k in SAMPLED_KS],
         "best of k": [best_of_n(scores, right, k) for k in SAMPLED_KS],
     }
-    return {name: [float(np.mean(values)) for values in columns] for name, columns in found.items()}
+    chosen = slice(None) if kept is None else kept
+    return {
+        name: [float(np.mean(np.asarray(values)[chosen])) for values in columns]
+        for name, columns in found.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,13 @@ def problem_table(runs: dict[str, list[ExactRun]], seeds: Sequence[int]) -> pd.D
     return table.astype({c: "float32" for c in table.columns if c not in ("task", "set", "problem")})
 
 
+def made(runs: dict[str, list[Any]], seeds: Sequence[int]) -> list[pd.DataFrame]:
+    """The three tables that ship, of the runs of every task by seed: all marks, problem by problem, scratchpads."""
+    exact = {name: runs[name] for name in ("Countdown", "addition")}
+    pads = [row for run in runs["pointers"] for row in run.rows]
+    return [run_table(exact), problem_table(exact, seeds), pd.DataFrame(pads)]
+
+
 def rates_of(table: pd.DataFrame, task: str, name: str, policy: str) -> np.ndarray:
     """From a :func:`problem_table`: the rates of a policy, (seeds, problems), the guesser's once for every seed."""
     part = table[(table.task == task) & (table.set == name)]
@@ -75,6 +82,12 @@ def course(table: pd.DataFrame, column: str, **where: str) -> pd.DataFrame:
     for key, value in where.items():
         table = table[table[key] == value]
     return table.pivot(index="seed", columns="step", values=column)
+
+
+def ends(table: pd.DataFrame, task: str, policy: str, column: str = "pass_256") -> pd.Series:
+    """A column of a policy at the end of training, on training problems: index seed, in order."""
+    part = table[(table["task"] == task) & (table["set"] == "training") & (table["policy"] == policy)]
+    return part[part["step"] == part["step"].max()].set_index("seed").sort_index()[column]
 
 
 def covered_shares(base: ArrayLike, policy: ArrayLike, k: int) -> pd.DataFrame:

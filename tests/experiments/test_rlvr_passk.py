@@ -217,3 +217,20 @@ def test_tiny_studies_keep_task_and_algorithm():
     short = tables.tiny(replace(kind, problems=20))
     assert (short.base.task, short.trainer.algorithm) == (POINTERS, "grpo_no_std")
     assert short.problems == 5
+
+
+def test_choices_of_kept_problems_are_those_of_their_rows():
+    model = uniform(POINTERS)
+    few = replace(POINTERS, problems=6)
+    alone = [study.choices(model, few, 64, kept=np.arange(6) == place)["pass@k"][0] for place in range(6)]
+    both = np.arange(6) < 2
+    assert study.choices(model, few, 64, kept=both)["pass@k"][0] == pytest.approx(np.mean(alone[:2]))
+    with pytest.raises(ValueError, match="kept leaves no problem; keep one at least"):
+        study.choices(model, few, 64, kept=np.zeros(6, dtype=bool))
+
+
+def test_ends_are_the_last_steps_of_a_policy_in_the_order_of_seeds():
+    rows = [("rl", 1, 9, 0.3), ("rl", 0, 9, 0.2), ("rl", 0, 4, 0.1), ("base", 0, 0, 0.7)]
+    table = tables.pd.DataFrame(rows, columns=["policy", "seed", "step", "pass_256"])
+    table = table.assign(task="Countdown", set="training")
+    assert tables.ends(table, "Countdown", "rl").to_dict() == {0: 0.2, 1: 0.3}
