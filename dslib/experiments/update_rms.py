@@ -227,7 +227,7 @@ def decay_rows(
     return [row for (arm, _), each in zip(named, followed, strict=True) for row in curves(each, arm=arm)]
 
 
-@cached(also=corpus_digest)
+@cached(also=lambda config, steps: corpus_digest(config))
 def opening(config: TrainConfig, steps: int) -> dict[int, float]:
     """Validation loss, nats a token, by steps done, at those evaluations of a run that lie in its first ``steps``;
     the rest of it is not made, its schedule is that of the whole."""
