@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from dslib.experiments.search import (
@@ -27,9 +28,12 @@ from dslib.experiments.search import (
     coordinate_search,
     on_seeds,
 )
+from dslib.models.decoder import DecoderConfig
 from dslib.models.train_config import TrainConfig, flops_per_step, with_compute
 from dslib.models.training import TrainResult, corpus_digest, train_many, train_to_end
+from dslib.optim import newton_schulz, svd_orthogonalize
 from dslib.runs.cache import cached
+from dslib.spectra import singular_spectrum
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +46,20 @@ SHARES = (0.5, 0.625, 0.75, 0.875, 1.0)
 MOMENTUM_VALUES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
 
 _MOST_PASSES = 6
+
+
+def run_of(d_model: int, heads: int, layers: int, steps: int) -> TrainConfig:
+    """The run that comparisons on a model of this size start from; AdamW's number of steps."""
+    model = DecoderConfig(d_model=d_model, heads=heads, layers=layers)
+    return TrainConfig(model, steps=steps, batch_size=32, context=64)
+
+
+#: Width × layers. Every arm is compared on the first; larger ones train for fewer steps, so that they end in time.
+MODELS = {
+    "32 × 2": run_of(32, 2, 2, steps=200),
+    "64 × 2": run_of(64, 2, 2, steps=150),
+    "96 × 3": run_of(96, 3, 3, steps=100),
+}
 
 
 @dataclass(frozen=True)
@@ -186,6 +204,15 @@ def tuned_arms(base: TrainConfig, searched: pandas.DataFrame) -> dict[str, Train
     return tuned
 
 
+def arms_on(base: TrainConfig, tuned: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
+    """The arms of ``tuned`` (:func:`tuned_arms`) on another ``base``, each at its rates and its share of the
+    compute."""
+    return {
+        name: with_rates(base, ARMS[name].optimizer, ARMS[name].share, rates_of(config))
+        for name, config in tuned.items()
+    }
+
+
 def with_seeds(config: TrainConfig, seeds: Iterable[int]) -> list[TrainConfig]:
     """One configuration a seed."""
     return [replace(config, seed=seed) for seed in seeds]
@@ -242,6 +269,84 @@ def measure_larger(
         table += rows(found, kind="search", arm=name)
     arms = tuned_arms(base, _frame(table))
     return table + share_rows(arms, base, (0.5, 0.75, 1.0), list(seeds)[:4], run)
+
+
+def measure_everything(
+    models: Mapping[str, TrainConfig], seeds: Sequence[int], run: Runner = train_many
+) -> pandas.DataFrame:
+    """The table that ships: :func:`measure` of the first of ``models``, :func:`measure_larger` of the others,
+    with the name of each in the column ``model``."""
+    main, *larger = models
+    table = [{**each, "model": main} for each in measure(models[main], seeds, run)]
+    tuned = tuned_arms(models[main], _frame([each for each in table if each["kind"] == "search"]))
+    for name in larger:
+        table += [{**each, "model": name} for each in measure_larger(models[name], tuned, seeds, run)]
+    return _frame(table)
+
+
+def arm_rows(arms: Mapping[str, TrainConfig]) -> list[dict[str, Any]]:
+    """What every arm is, for a table: optimizer, compute, steps, and its rates and whose search gave them."""
+    return [
+        {
+            "arm": name,
+            "optimizer": {"adamw": "AdamW", "muon": "Muon + AdamW"}[config.optimizer],
+            "compute": ARMS[name].share,
+            "steps": config.steps,
+            "lr, matrices": config.lr,
+            "lr, rest": config.lr if config.rest_lr is None else config.rest_lr,
+            "μ or β₁": rates_of(config).momentum,
+            "rates searched for": ARMS[name].searched_as,
+        }
+        for name, config in arms.items()
+    ]
+
+
+def through_best(searched: pandas.DataFrame, best: Rates, axis: str) -> pandas.Series:
+    """Mean final loss of one arm's search by its ``axis`` ("lr", "rest_lr" or "momentum"), the others at ``best``."""
+    part = searched
+    for other in ("lr", "rest_lr", "momentum"):
+        if other != axis:
+            part = part[part[other] == getattr(best, other)]
+    return part.groupby(axis)["final_loss"].mean()
+
+
+def polar_errors(
+    matrices: Iterable[Tensor], coefficients: str = "jordan", steps: Iterable[int] = range(1, 11)
+) -> Tensor:
+    """How far Newton–Schulz is from the exact polar factor (SVD, float64) after each number of ``steps``.
+
+    ``matrices``: (A, B) each. Returns (steps, 2) float64, means over the matrices: the relative Frobenius
+    error, and the smallest singular value.
+    """
+    pairs = [(matrix, svd_orthogonalize(matrix.double())) for matrix in matrices]
+    steps = list(steps)
+    found = torch.zeros(len(steps), 2, dtype=torch.float64)
+    for matrix, exact in pairs:
+        for place, count in enumerate(steps):
+            after = newton_schulz(matrix, count, coefficients, dtype=torch.float32).double()
+            found[place, 0] += (after - exact).norm() / exact.norm()
+            found[place, 1] += singular_spectrum(after)[-1]
+    return found / len(pairs)
+
+
+def logits_and_cost(arms: Mapping[str, Sequence[TrainResult]]) -> list[dict[str, Any]]:
+    """For a table: the attention logits at the end of each arm's runs (worst and mean over them), and what the
+    optimizer costs: its share of the wall time, and Newton–Schulz's share of the FLOPs."""
+    found = []
+    for name, results in arms.items():
+        config, largest = results[0].config, [result.largest_logit[-1] for result in results]
+        bare = flops_per_step(replace(config, optimizer="adamw"))
+        found.append(
+            {
+                "arm": name,
+                "largest logit": max(largest),
+                "logits past 20": math.fsum(r.logits_above[-1] for r in results) / len(results),
+                "optimizer, share of time": sum(r.optimizer_seconds for r in results)
+                / sum(r.seconds for r in results),
+                "Newton–Schulz, share of FLOPs": 1 - bare / flops_per_step(config),
+            }
+        )
+    return found
 
 
 def crossing_share(shares: pandas.DataFrame) -> float:

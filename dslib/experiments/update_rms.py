@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +11,47 @@ import torch
 from torch import Tensor, nn
 
 from dslib.experiments.muon import Rates, best_rates, rows, search_rates
-from dslib.experiments.search import Runner
-from dslib.models.decoder import Decoder
-from dslib.models.measuring import named_matrices
+from dslib.experiments.search import SEARCH_SEEDS, Runner
+from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.models.measuring import named_matrices, validation_loss
 from dslib.models.train_config import TrainConfig
-from dslib.models.training import TrainResult, corpus_digest, train_to_end
-from dslib.optim import Muon, UpdateMeter, update_rms
-from dslib.optim.update_rms import ADAMW_RMS
+from dslib.models.training import (
+    TrainResult,
+    corpus_digest,
+    evaluation_marks,
+    train_to_end,
+    training_batches,
+    training_steps,
+)
+from dslib.optim import Muon, UpdateMeter, newton_schulz, update_rms
+from dslib.optim.update_rms import ADAMW_RMS, adjusted_lr_factor, theoretical_update_rms
 from dslib.runs.cache import cached
-from dslib.tasks.corpus import batches
+from dslib.spectra import singular_spectrum
+from dslib.tasks.corpus import batches, evaluation_windows, load_corpus
 
 if TYPE_CHECKING:
     import pandas
 
 #: Moonlight's Table 8.
 TARGETS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+def run_of(d_model: int, heads: int, steps: int, batch_size: int = 16, layers: int = 2) -> TrainConfig:
+    """AdamW's run on a model of this size, its MLPs of two matrices as Moonlight's Table 1 has them. The learning
+    rates are those that its search starts from."""
+    model = DecoderConfig(d_model=d_model, heads=heads, layers=layers, mlp="two_layer")
+    return TrainConfig(
+        model, steps=steps, batch_size=batch_size, context=64, lr=0.008, rest_lr=0.128, betas=(0.9, 0.95)
+    )
+
+
+#: Width × layers; larger models train for fewer steps, so that they end in time.
+MODELS = {"32 × 2": run_of(32, 2, 300), "64 × 2": run_of(64, 2, 200), "96 × 2": run_of(96, 3, 150)}
+#: The arms of the larger ones, on :data:`LARGER_SEEDS` seeds, AdamW's rates searched on one.
+LARGER_ARMS = ("AdamW", "Baseline", "Baseline, lr × 2", "Adjusted LR", "RMS 0.8")
+LARGER_SEEDS = 2
+#: The long run of Figure 2. Its learning rate is four times the search's start and was not searched.
+LONG = replace(run_of(32, 2, 2000, batch_size=8), lr=0.032, evaluations=20)
 
 #: What a weight is called in tables, by a part of its name.
 KINDS = {
@@ -168,6 +194,99 @@ def curves(followed: FollowedRun, **labels: Any) -> list[dict[str, Any]]:
     ]
 
 
+def measure_everything(
+    models: Mapping[str, TrainConfig], seeds: Sequence[int], run: Runner, following: Runner
+) -> dict[str, pandas.DataFrame]:
+    """The tables ``update_rms_search`` and ``update_rms``: the search on every model, then all :func:`arms` on
+    the first and :data:`LARGER_ARMS` on the others. ``run`` trains configurations, ``following`` follows them."""
+    import pandas
+
+    searched, finals = [], []
+    for place, (name, model) in enumerate(models.items()):
+        found = search(model, SEARCH_SEEDS if place == 0 else SEARCH_SEEDS[:1], run)
+        chosen = arms(tuned(model, pandas.DataFrame(found)))
+        if place:
+            chosen = {arm: chosen[arm] for arm in LARGER_ARMS}
+        ended = measure(chosen, seeds if place == 0 else seeds[:LARGER_SEEDS], following)
+        searched += [{**each, "model": name} for each in found]
+        finals += [{**each, "model": name} for each in ended]
+    return {"update_rms_search": pandas.DataFrame(searched), "update_rms": pandas.DataFrame(finals)}
+
+
+def decay_rows(
+    long_arms: Mapping[str, TrainConfig], seeds: Sequence[int], following: Runner
+) -> list[dict[str, Any]]:
+    """The table ``weight_decay``: :func:`curves` of :func:`decay_arms`, Muon's on all seeds, AdamW's, which is
+    there for comparison only, on two."""
+    named = [
+        (arm, replace(config, seed=seed))
+        for arm, config in long_arms.items()
+        for seed in (seeds[:2] if config.optimizer == "adamw" else seeds)
+    ]
+    followed = following([config for _, config in named])
+    return [row for (arm, _), each in zip(named, followed, strict=True) for row in curves(each, arm=arm)]
+
+
+@cached(also=lambda config, steps: corpus_digest(config))
+def opening(config: TrainConfig, steps: int) -> dict[int, float]:
+    """Validation loss, nats a token, by steps done, at those evaluations of a run that lie in its first ``steps``;
+    the rest of it is not made, its schedule is that of the whole."""
+    text = load_corpus(config.corpus).validation
+    windows = evaluation_windows(text, config.evaluation_windows, config.context)
+    model, stream = config.model.build(seed=config.seed), training_batches(config)
+    marks, losses = evaluation_marks(config), {}
+    for step in training_steps(model, config, lambda _: model.loss(*next(stream)), stop=steps):
+        if step.done in marks:
+            losses[step.done] = validation_loss(model, windows)
+    return losses
+
+
+def nominal_and_realised(
+    matrices: Mapping[str, Tensor], orthogonalize: Callable[[Tensor], Tensor] = newton_schulz
+) -> list[dict[str, Any]]:
+    """For a table: Lemma 1's RMS of each orthogonalised matrix, the one that it has, that one under Adjusted LR's
+    factor, and the matrix's smallest singular value over its largest."""
+    return [
+        {
+            "momentum of": name.removeprefix("blocks."),
+            "shape": str(list(matrix.shape)),
+            "nominal RMS": theoretical_update_rms(matrix.shape),
+            "realised RMS": (realised := update_rms(orthogonalize(matrix)).item()),
+            "× 0.2·√max(A, B)": adjusted_lr_factor(matrix.shape, "match_rms_adamw") * realised,
+            "σ_min/σ_max before": singular_spectrum(matrix, normalize=True)[-1].item(),
+        }
+        for name, matrix in matrices.items()
+    ]
+
+
+def arm_rows(chosen: Mapping[str, TrainConfig]) -> list[dict[str, Any]]:
+    """What every arm is, for a table: optimizer, factor of the update, its target RMS, learning rates."""
+    words = {
+        "baseline": "0.2·√H",
+        "update_norm": "0.2 / RMS(O)",
+        "match_rms_adamw": "√max(A, B)",
+    }
+    return [
+        {
+            "arm": name,
+            "optimizer": {"adamw": "AdamW", "muon": "Muon + AdamW"}[config.optimizer],
+            "factor": "–"
+            if config.optimizer == "adamw"
+            else words[config.adjust_lr].replace("√max", f"{config.target_rms:g}·√max"),
+            "lr, matrices": config.lr,
+            "lr, rest": config.rest_lr,
+            "weight decay": config.weight_decay,
+        }
+        for name, config in chosen.items()
+    ]
+
+
+def late_update_rms(followed: FollowedRun) -> dict[str, float]:
+    """Each matrix's update RMS, mean over the second half of the run."""
+    late = {name: values[len(values) // 2 :] for name, values in followed.update_rms.items()}
+    return {name: math.fsum(values) / len(values) for name, values in late.items()}
+
+
 def by_kind(sizes: dict[str, float]) -> dict[str, float]:
     """Mean over the layers for each kind of weight, in the order of :data:`KINDS`; others are left out."""
     groups: dict[str, list[float]] = {}
@@ -229,8 +348,7 @@ def row(followed: FollowedRun, **labels: Any) -> dict[str, Any]:
     """One flat row of a run for a table: ``labels``, its settings, and what it measured at its end."""
     config, result = followed.result.config, followed.result
     kinds, moved = by_kind(followed.weight_rms), by_kind(followed.moved_rms)
-    late = {name: values[len(values) // 2 :] for name, values in followed.update_rms.items()}
-    means = by_kind({name: math.fsum(values) / len(values) for name, values in late.items()})
+    means = by_kind(late_update_rms(followed))
     return {
         **labels,
         "optimizer": config.optimizer,

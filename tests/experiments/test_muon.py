@@ -154,3 +154,83 @@ def test_momenta_are_the_optimizers_own_buffers(tmp_path):
     assert all(".weight" in name and M.ndim == 2 and M.abs().sum() > 0 for name, M in found.items())
     with pytest.raises(ValueError, match="adamw"):
         study.momenta(replace(config, optimizer="adamw"))
+
+
+def test_arms_move_to_another_base_with_their_rates_and_shares():
+    tuned = study.tuned_arms(BASE, pd.DataFrame(study.search_arms(BASE, study.ARMS, valley(0.02, 0.1))))
+    moved = study.arms_on(replace(BASE, steps=80), tuned)
+    assert [study.rates_of(each) for each in moved.values()] == [
+        study.rates_of(each) for each in tuned.values()
+    ]
+    assert (moved["AdamW"].steps, moved["AdamW, short"].steps) == (80, 60)
+    assert study.arms_on(BASE, tuned) == tuned
+
+
+def test_the_shipped_table_names_the_model_of_every_row_and_larger_ones_start_at_the_firsts_rates():
+    models = {"first": BASE, "second": replace(BASE, steps=60)}
+    table = study.measure_everything(models, range(5), valley(0.02, 0.1))
+    assert list(table.model.unique()) == ["first", "second"]
+    assert set(table[table.model == "second"].kind) == {"search", "share"}
+    first = table[(table.model == "first") & (table.kind == "search") & (table.arm == "AdamW")]
+    assert set(table[(table.model == "second") & (table.arm == "AdamW")].momentum) == {
+        study.best_rates(first).momentum
+    }
+
+
+def test_table_of_arms_gives_one_rate_twice_where_it_serves_all():
+    rows = {
+        row["arm"]: row
+        for row in study.arm_rows(
+            {
+                "AdamW": replace(BASE, lr=0.1, rest_lr=0.2),
+                "Muon, short, one rate reused": replace(BASE, optimizer="muon", lr=0.1, rest_lr=None),
+            }
+        )
+    }
+    assert (rows["AdamW"]["lr, matrices"], rows["AdamW"]["lr, rest"]) == (0.1, 0.2)
+    muon = rows["Muon, short, one rate reused"]
+    assert (muon["lr, matrices"], muon["lr, rest"], muon["compute"]) == (0.1, 0.1, study.SHARE)
+    assert muon["rates searched for"] == "AdamW, one rate"
+
+
+def test_through_the_best_only_one_axis_moves():
+    searched = pd.DataFrame(
+        {
+            "lr": [1.0, 2.0, 2.0, 2.0, 2.0],
+            "rest_lr": [1.0, 1.0, 1.0, 4.0, 1.0],
+            "momentum": [0.9, 0.9, 0.9, 0.9, 0.5],
+            "final_loss": [3.0, 1.0, 2.0, 9.0, 9.0],
+        }
+    )
+    assert study.through_best(searched, study.Rates(2.0, 1.0, 0.9), "lr").to_dict() == {1.0: 3.0, 2.0: 1.5}
+
+
+def test_polar_errors_vanish_where_the_iteration_stands_still():
+    """(15 − 10 + 3)/8 = 1: under this triple an orthogonal matrix, once it is divided by √2, converges to itself."""
+    error, smallest = study.polar_errors([torch.eye(2)], (1.875, -1.25, 0.375), steps=[20])[0].tolist()
+    assert error < 1e-6
+    assert smallest == pytest.approx(1.0, abs=1e-6)
+
+
+def test_polar_error_is_a_mean_over_matrices():
+    generator = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, 4, 6, generator=generator)
+    both = study.polar_errors([one, other])
+    assert both.shape == (10, 2)
+    torch.testing.assert_close(both, (study.polar_errors([one]) + study.polar_errors([other])) / 2)
+
+
+def test_cost_of_newton_schulz_is_what_muons_step_has_more_of():
+    def result(optimizer, logit):
+        config = replace(BASE, optimizer=optimizer)
+        return SimpleNamespace(
+            config=config, largest_logit=[logit], logits_above=[0.5], optimizer_seconds=1.0, seconds=4.0
+        )
+
+    adamw, muon = study.logits_and_cost(
+        {"AdamW": [result("adamw", 1.0), result("adamw", 3.0)], "Muon": [result("muon", 2.0)]}
+    )
+    assert (adamw["largest logit"], adamw["logits past 20"]) == (3.0, 0.5)
+    assert (adamw["optimizer, share of time"], adamw["Newton–Schulz, share of FLOPs"]) == (0.25, 0.0)
+    steps = [flops_per_step(replace(BASE, optimizer=name)) for name in ("adamw", "muon")]
+    assert muon["Newton–Schulz, share of FLOPs"] == 1 - steps[0] / steps[1] > 0

@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from dslib.experiments import update_rms as study
 from dslib.experiments.update_rms import adamw_on_noise, by_kind, follow, row
 from dslib.models import DecoderConfig, TrainConfig, train
+from dslib.optim import svd_orthogonalize
 from dslib.runs.workers import in_workers
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 200
@@ -73,3 +77,79 @@ def test_adamw_on_noise_has_the_size_of_an_average_of_noise(beta):
 def test_kinds_average_over_layers_and_leave_others_out():
     sizes = {"blocks.0.mlp.up.weight": 1.0, "blocks.1.mlp.up.weight": 3.0, "router.weight": 9.0}
     assert by_kind(sizes) == {"MLP up": 2.0}
+
+
+def test_the_opening_of_a_run_is_that_of_the_whole_run(tiny):
+    whole = train(tiny)
+    assert whole.at == [2, 4, 6]
+    assert study.opening(tiny, 5) == dict(zip(whole.at[:2], whole.validation_loss[:2], strict=True))
+    assert study.opening(tiny, 1) == {}
+
+
+def test_late_update_is_the_mean_over_the_second_half(tiny):
+    followed = follow(tiny)
+    late = study.late_update_rms(followed)
+    assert late.keys() == followed.update_rms.keys()
+    name, values = next(iter(followed.update_rms.items()))
+    assert late[name] == math.fsum(values[3:]) / 3
+
+
+def test_decay_rows_follow_adamw_on_two_seeds_only(tiny):
+    chosen = study.decay_arms(tiny, adamw_lr=0.01)
+    followed = []
+
+    def following(configs):
+        followed.extend((config.optimizer, config.seed) for config in configs)
+        return [follow(tiny)] * len(configs)
+
+    rows = study.decay_rows(chosen, range(3), following)
+    assert followed == [("muon", seed) for _ in range(3) for seed in range(3)] + [("adamw", 0), ("adamw", 1)]
+    assert len(rows) == len(followed) * 3
+    assert list(dict.fromkeys(each["arm"] for each in rows)) == list(chosen)
+
+
+def test_nominal_and_realised_agree_on_the_exact_polar_factor():
+    matrix = torch.randn(6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (found,) = study.nominal_and_realised({"blocks.0.mlp.up.weight": matrix}, svd_orthogonalize)
+    assert (found["momentum of"], found["shape"]) == ("0.mlp.up.weight", "[6, 10]")
+    assert found["nominal RMS"] == pytest.approx(1 / math.sqrt(10))
+    assert found["realised RMS"] == pytest.approx(found["nominal RMS"], rel=1e-9)
+    assert found["× 0.2·√max(A, B)"] == pytest.approx(0.2, rel=1e-9)
+
+
+def test_table_of_arms_names_every_factor_with_its_target(tiny):
+    rows = {each["arm"]: each for each in study.arm_rows(study.arms(replace(tiny, optimizer="adamw")))}
+    assert rows["AdamW"]["factor"] == "–"
+    assert rows["Baseline"]["factor"] == "0.2·√H"
+    assert rows["Adjusted LR"]["factor"] == "0.2·√max(A, B)"
+    assert rows["RMS 0.8, same product"]["factor"] == "0.8·√max(A, B)"
+    assert rows["RMS 0.8, same product"]["lr, matrices"] == pytest.approx(tiny.lr / 4)
+
+
+def test_larger_models_get_fewer_arms_and_seeds_at_rates_of_their_own(tiny):
+    searched, trained = {}, []
+
+    def run(configs):  # the best rates lie an octave higher on the larger model
+        for config in configs:
+            wide = config.model.d_model == 32
+            best = (0.02, 0.1) if wide else (0.01, 0.1)
+            loss = math.log2(config.lr / best[0]) ** 2 + math.log2(config.rest_lr / best[1]) ** 2
+            searched.setdefault(wide, set()).add(config.seed)
+            names = ("weight_rms", "activation_rms", "largest_logit", "logits_above")
+            measured = {name: [0.0] for name in names}
+            yield SimpleNamespace(config=config, final_loss=loss, flops=1.0, **measured)
+
+    def following(configs):
+        trained.extend((config.model.d_model, config.lr, config.seed) for config in configs)
+        return [follow(tiny)] * len(configs)
+
+    small = replace(tiny, optimizer="adamw", lr=0.01, rest_lr=0.1)
+    models = {"small": small, "large": replace(small, model=replace(small.model, d_model=32))}
+    tables = study.measure_everything(models, range(5), run, following)
+    finals = tables["update_rms"]
+    assert list(tables["update_rms_search"].model.unique()) == ["small", "large"]
+    assert (len(searched[False]), len(searched[True])) == (2, 1)
+    assert set(finals[finals.model == "small"].groupby("arm").size()) == {5}
+    assert tuple(finals[finals.model == "large"].arm.unique()) == study.LARGER_ARMS
+    assert (trained[0][:2], trained[-1][:2]) == ((16, pytest.approx(0.01)), (32, pytest.approx(0.02)))
+    assert {seed for width, _, seed in trained if width == 32} == {0, 1}
