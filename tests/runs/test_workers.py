@@ -39,7 +39,7 @@ def test_threads_are_as_before_after_a_block_and_after_its_error():
 
 
 def test_shared_bases_do_not_depend_on_the_threads_of_who_asks_first(monkeypatch):
-    from dslib.experiments.grpo_and_kl import BaseConfig, base_weights
+    from dslib.experiments.bases import BaseConfig, base_model
     from dslib.models import DecoderConfig, MoEConfig
     from dslib.rl import SFTConfig
     from dslib.tasks import Countdown
@@ -52,7 +52,7 @@ def test_shared_bases_do_not_depend_on_the_threads_of_who_asks_first(monkeypatch
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(base_weights(config))
+            found.append(base_model(config, 0).state_dict())
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
