@@ -178,6 +178,15 @@ def test_shipped_mismatch_has_every_way_to_score_of_the_same_seeds():
     assert set(rows.seed) == set(measurements.read("grpo_runs").seed)
 
 
+def test_shipped_mismatch_controls_have_every_replay_of_the_same_seeds():
+    from dslib.experiments import grpo_tables as tables
+
+    rows = measurements.read("grpo_mismatch_controls")
+    assert not rows.duplicated(["seed", "replayed"]).any()
+    assert set(rows.replayed) == set(tables.REPLAYED)
+    assert set(rows.seed) == set(measurements.read("grpo_mismatch").seed)
+
+
 def test_shipped_rlvr_has_every_mark_of_every_seed_and_the_rates_that_its_table_averages():
     from dslib.evaluation import exact_pass_at_k
     from dslib.experiments import rlvr_passk as study
