@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from dslib.models.measuring import named_matrices
 from dslib.models.train_config import TrainConfig
 from dslib.models.training import training_batches, training_steps
 from dslib.optim import Muon, ZeroAdamW, ZeroMuon, param_groups_for_muon
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,45 @@ def largest_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> floa
 def differing_entries(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> int:
     """How many entries of two sets of weights are not equal to the last bit."""
     return sum(int((a[name] != b[name]).sum()) for name in a)
+
+
+def small_run(width: int, layers: int, context: int, steps: int, corpus: str | None = None) -> TrainConfig:
+    """A small decoder under Muon at the rates of the study: eight windows in a step, so that 1, 2, 4 and 8 ranks can
+    share them."""
+    return TrainConfig(
+        DecoderConfig(d_model=width, heads=2, layers=layers),
+        optimizer="muon",
+        lr=4e-3,
+        rest_lr=8e-3,
+        steps=steps,
+        batch_size=8,
+        context=context,
+        corpus=corpus,
+    )
+
+
+def compare(
+    answers: Mapping[int, Mapping[tuple[str, int], Replay]], one: Mapping[tuple[str, int], Replay]
+) -> pandas.DataFrame:
+    """How far ``answers``, {ranks: {(optimizer, seed): replay}}, end from ``one`` process with the same names.
+
+    A row a replay, indexed by ``optimizer``, ``seed`` and ``ranks``, in the order of ``answers``: ``largest``
+    difference of a weight, and ``differing``, how many weights are not equal to the last bit.
+    """
+    import pandas
+
+    rows = [
+        {
+            "optimizer": optimizer,
+            "seed": seed,
+            "ranks": ranks,
+            "largest": largest_difference(replay.weights, one[optimizer, seed].weights),
+            "differing": differing_entries(replay.weights, one[optimizer, seed].weights),
+        }
+        for ranks, named in answers.items()
+        for (optimizer, seed), replay in named.items()
+    ]
+    return pandas.DataFrame(rows).set_index(["optimizer", "seed", "ranks"])
 
 
 def run_named(runs: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:

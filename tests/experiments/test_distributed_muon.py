@@ -131,6 +131,22 @@ def test_counts_have_a_row_a_model_and_optimizer_and_add_up(ranks):
     assert one["momentum"].to_dict() == {"AdamW": 0, "Muon": 2 * 48, "gather all, fp32": 4 * 48}
 
 
+def test_comparison_finds_the_largest_difference_and_counts_the_differing():
+    def replay(*weights):
+        return study.Replay({"w": torch.tensor(weights)}, {}, 0)
+
+    one = {("Muon", 0): replay(1.0, 2.0, 3.0)}
+    answers = {1: one, 2: {("Muon", 0): replay(1.0, 2.5, 3.25)}}
+    table = study.compare(answers, one)
+    assert table.loc[("Muon", 0, 1)].tolist() == [0.0, 0]
+    assert table.loc[("Muon", 0, 2)].tolist() == [0.5, 2]
+
+
+def test_small_run_can_be_shared_by_eight_ranks():
+    run = study.small_run(24, 2, 32, 20)
+    assert (run.batch_size % 8, run.model.d_model, run.steps, run.corpus) == (0, 24, 20, None)
+
+
 def test_named_runs_come_back_under_their_names():
     runs = {"a": partial(int, "1"), ("b", 2): partial(str, 2)}
     assert study.run_named(runs) == {"a": 1, ("b", 2): "2"}
