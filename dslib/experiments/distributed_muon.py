@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,9 @@ from dslib.models.measuring import named_matrices
 from dslib.models.train_config import TrainConfig
 from dslib.models.training import training_batches, training_steps
 from dslib.optim import Muon, ZeroAdamW, ZeroMuon, param_groups_for_muon
-from dslib.optim.collectives import Collectives
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -220,18 +222,6 @@ def record_gradients(config: TrainConfig, micro_batches: int = 4) -> Recording:
     return Recording(config, initial, gradients)
 
 
-def recording_of_shapes(
-    shapes: Sequence[tuple[int, int]], steps: int = 1, micro_batches: int = 4
-) -> Recording:
-    """Random matrices and gradients of these shapes: enough where only bytes are counted."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw() -> dict[str, Tensor]:
-        return {f"{index}": torch.randn(shape, generator=generator) for index, shape in enumerate(shapes)}
-
-    return Recording(TrainConfig(), draw(), [[draw() for _ in range(micro_batches)] for _ in range(steps)])
-
-
 def matrix_shapes(model: DecoderConfig) -> list[tuple[int, int]]:
     """Shapes of a decoder's matrices, in their order."""
     return [tuple(p.shape) for p in param_groups_for_muon(Decoder(model))[0]]
@@ -270,11 +260,6 @@ def replay(recording: Recording, options: Mapping[str, Any] | None = None, exact
     )
 
 
-def replay_many(runs: Sequence[tuple]) -> list[Replay]:
-    """:func:`replay` with each of these argument tuples, one after another in the same process."""
-    return [replay(*arguments) for arguments in runs]
-
-
 def train_fsdp(config: TrainConfig, options: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
     """As :func:`train_rank`, but FSDP2 shards the parameters by rows, and plain Muon and AdamW step the
     DTensors. Returns the whole weights."""
@@ -307,11 +292,6 @@ def train_fsdp(config: TrainConfig, options: Mapping[str, Any] | None = None) ->
     return {name: p.full_tensor().detach() for name, p in parameters.items()}
 
 
-def train_rank_many(runs: Sequence[tuple]) -> list[RankRun]:
-    """:func:`train_rank` with each of these argument tuples, one after another in the same process."""
-    return [train_rank(*arguments) for arguments in runs]
-
-
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Of the buffers alone: counts of steps are left out."""
     tensors = [value for state in optimizer.state.values() for value in state.values()]
@@ -328,48 +308,49 @@ def differing_entries(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> int:
     return sum(int((a[name] != b[name]).sum()) for name in a)
 
 
-def total_sent(sent: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Bytes that all ranks of a run sent, by purpose, from what each did; checkpoints are left out."""
-    purposes = dict.fromkeys(name for counts in sent for name in counts if name != "checkpoint")
-    return {name: sum(counts.get(name, 0) for counts in sent) for name in purposes}
+def small_run(width: int, layers: int, context: int, steps: int, corpus: str | None = None) -> TrainConfig:
+    """A small decoder under Muon at the rates of the study: eight windows in a step, so that 1, 2, 4 and 8 ranks can
+    share them."""
+    return TrainConfig(
+        DecoderConfig(d_model=width, heads=2, layers=layers),
+        optimizer="muon",
+        lr=4e-3,
+        rest_lr=8e-3,
+        steps=steps,
+        batch_size=8,
+        context=context,
+        corpus=corpus,
+    )
 
 
-def wire_check(entries: int, repeats: int = 4) -> dict[str, tuple[float, float | None]]:
-    """For each collective of a step, on a float32 buffer of ``entries``: (bytes counted, bytes that the
-    operating system saw on its loopback interface), of all ranks together, a call. None where the system
-    does not tell; it counts other programs too, so large buffers make it exact."""
-    traffic = Collectives()
-    flat = torch.ones(entries)
-    shard = flat[: entries // traffic.ranks].clone()
-    collectives: dict[str, Callable[[], Any]] = {
-        "reduce-scatter": lambda: traffic.reduce_scatter(flat, "check"),
-        "exchange": lambda: traffic.exchange(
-            [shard] * traffic.ranks, [len(shard)] * traffic.ranks, "check"
-        )(),
-        "all-gather": lambda: traffic.all_gather(shard, "check"),
-    }
-    found = {}
-    for name, collective in collectives.items():
-        dist.barrier()
-        before = _loopback_bytes()
-        dist.barrier()
-        traffic.reset()
-        for _ in range(repeats):
-            collective()
-        dist.barrier()
-        after = _loopback_bytes()
-        dist.barrier()
-        seen = None if before is None or after is None else (after - before) / repeats
-        found[name] = (traffic.sent["check"] * traffic.ranks / repeats, seen)
-    return found
+def compare(
+    answers: Mapping[int, Mapping[tuple[str, int], Replay]], one: Mapping[tuple[str, int], Replay]
+) -> pandas.DataFrame:
+    """How far ``answers``, {ranks: {(optimizer, seed): replay}}, end from ``one`` process with the same names.
+
+    A row a replay, indexed by ``optimizer``, ``seed`` and ``ranks``, in the order of ``answers``: ``largest``
+    difference of a weight, and ``differing``, how many weights are not equal to the last bit.
+    """
+    import pandas
+
+    rows = [
+        {
+            "optimizer": optimizer,
+            "seed": seed,
+            "ranks": ranks,
+            "largest": largest_difference(replay.weights, one[optimizer, seed].weights),
+            "differing": differing_entries(replay.weights, one[optimizer, seed].weights),
+        }
+        for ranks, named in answers.items()
+        for (optimizer, seed), replay in named.items()
+    ]
+    return pandas.DataFrame(rows).set_index(["optimizer", "seed", "ranks"])
 
 
-def _loopback_bytes() -> int | None:
-    try:
-        with open("/proc/net/dev") as file:
-            return next(int(line.split()[9]) for line in file if line.strip().startswith("lo:"))
-    except (OSError, StopIteration):
-        return None
+def run_named(runs: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
+    """{name: what its run returns}, one after another in the same process: ``functools.partial`` objects of
+    functions of this module, so that one start of the processes serves them all."""
+    return {name: run() for name, run in runs.items()}
 
 
 def row_blocks(rows: int, ranks: int) -> tuple[int, ...]:

@@ -39,6 +39,40 @@ MOMENTUM = 0.8
 
 _MOST_PASSES = 12
 
+#: What is searched, in this order.
+AXES = ("lr", "rest_lr", "width", "batch_size")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a profile runs."""
+
+    #: What all runs share.
+    base: TrainConfig
+    #: FLOPs.
+    budgets: tuple[float, ...]
+    #: How many seeds are compared.
+    repetitions: int
+    axes: tuple[str, ...] = AXES
+    search_seeds: tuple[int, ...] = SEARCH_SEEDS
+
+
+_BASE = TrainConfig(context=CONTEXT, evaluations=1, evaluation_windows=256)
+_WHOLE = Sizes(_BASE, tuple(8e8 * 2.5**k for k in range(3)), 8)
+
+#: By profile. "quick" reads what "full" made.
+SIZES = {
+    "smoke": Sizes(
+        replace(_BASE, context=16, evaluation_windows=4),
+        tuple(5e7 * 1.7**k for k in range(3)),
+        2,
+        ("lr",),
+        SEARCH_SEEDS[:1],
+    ),
+    "quick": _WHOLE,
+    "full": _WHOLE,
+}
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -148,9 +182,7 @@ def _half_octave(place: float) -> float:
     return 2.0 ** (round(2 * math.log2(place)) / 2)
 
 
-#: What is searched, in this order. Every axis goes in steps of a factor two, a width up and down its ladder; the
-#: learning rates also in steps of √2.
-AXES = ("lr", "rest_lr", "width", "batch_size")
+#: Every axis goes in steps of a factor two, a width up and down its ladder; the learning rates also in steps of √2.
 _GRIDS = {
     "lr": Grid("lr", value=_half_octave),
     "rest_lr": Grid("rest_lr", value=_half_octave),

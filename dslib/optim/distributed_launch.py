@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import sys
 import tempfile
 import threading
 import time
@@ -16,6 +17,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import cloudpickle
 
 from dslib.runs.files import write_atomic
 
@@ -45,26 +48,29 @@ def run_processes(
     """Call ``function(*args)`` in ``ranks`` new processes that share a process group; returns what each
     returned, in the order of ranks.
 
-    ``function`` is one that a new process can import: at the top of a module, not of a notebook. ``args``
-    and results are pickled. ``backend``: ``"gloo"``, or ``"nccl"`` with a GPU a rank. A collective that
+    ``function`` is imported anew where it stands in a module; one of a notebook or script (``__main__``), or a
+    lambda, travels with what it uses, by value. ``args`` and results are pickled; results are of types that this
+    process can import. ``backend``: ``"gloo"``, or ``"nccl"`` with a GPU a rank. A collective that
     waits longer than ``timeout`` seconds raises in its rank. ``threads`` is what torch gets in each.
 
     The first rank that raises, is killed or leaves ends the job: the others have some seconds to notice
     (a broken connection, or the timeout), are then killed, and RankFailed, with the traceback of each, is
     raised here. No process outlives the call, nor this process. Raises ValueError for fewer than 1 ranks
-    or a function that cannot be imported.
+    or a function, or arguments, that cannot be pickled.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks} must be at least 1")
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module == "__main__" or "<" in name:
+    try:
+        task = cloudpickle.dumps((function, args))
+    except Exception as error:
         raise ValueError(
-            f"function={name or function!r} lives in {module}, which a new process cannot import; move it to a module"
-        )
+            f"function={getattr(function, '__qualname__', function)!r} or its arguments cannot be sent to a new "
+            f"process: {error}; leave out what belongs to this one (files, locks, generators)"
+        ) from error
     context = _context()
     with tempfile.TemporaryDirectory(prefix="dslib-ranks-") as folder:
         # Through a file: multiprocessing's own way gives every tensor a file descriptor, and there are few.
-        Path(folder, "task").write_bytes(pickle.dumps((function, args)))
+        Path(folder, "task").write_bytes(task)
         setting = (folder, ranks, backend, timeout, threads)
         processes = [
             context.Process(target=_main, args=(rank, *setting), daemon=True) for rank in range(ranks)
@@ -89,8 +95,11 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # torch._dynamo is what the first optimizer of a process imports, for two seconds. (No effect once it runs.)
-    context.set_forkserver_preload(["torch._dynamo", "torch.distributed"])
+    # torch._dynamo is what the first optimizer of a process imports, for two seconds. What the caller has imported
+    # of this package, its functions will need. (No effect once it runs.)
+    package = __name__.partition(".")[0]
+    own = sorted(name for name in sys.modules if name.partition(".")[0] == package)
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed", *own])
     return context
 
 

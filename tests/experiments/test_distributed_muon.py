@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from dslib.experiments import distributed_muon as study
+from dslib.experiments import distributed_traffic as traffic
 from dslib.models import DecoderConfig, TrainConfig, train
 from dslib.optim import RankFailed, run_processes
 
@@ -41,9 +43,13 @@ def ranks(recording):
     return run_processes(both, 2, recording)
 
 
+MODELS = {"two matrices": [(6, 4), (4, 4)], "one matrix": [(6, 8)]}
+
+
 def both(recording):
     half = study.train_rank(CONFIG, F32, stop=2)
     return {
+        "counted": study.run_named(traffic.counting_runs(MODELS)),
         "straight": study.train_rank(CONFIG, F32),
         "resumed": study.train_rank(CONFIG, F32, half),
         "half": half,
@@ -77,7 +83,7 @@ def test_fsdp_trains_as_one_process_does(ranks):
 
 def test_recording_of_shapes_has_those_of_a_decoder():
     shapes = study.matrix_shapes(CONFIG.model)
-    made = study.recording_of_shapes(shapes, steps=2)
+    made = traffic.recording_of_shapes(shapes, steps=2)
     assert (
         [tuple(value.shape) for value in made.initial.values()]
         == shapes
@@ -105,11 +111,45 @@ def test_muon_keeps_half_of_adamws_state_and_sends_at_most_a_quarter_more(ranks)
     runs = [rank["straight"] for rank in ranks], [rank["adamw"] for rank in ranks]
     muon, adamw = (sum(run.state_bytes["matrices"] for run in group) for group in runs)
     assert muon * 2 == adamw
-    baseline = sum(study.total_sent([run.sent["matrices"] for run in runs[1]]).values())
+    baseline = sum(traffic.total_sent([run.sent["matrices"] for run in runs[1]]).values())
     sent = {
-        name: sum(study.total_sent([r[name].sent for r in ranks]).values()) for name in ("muon", "everything")
+        name: sum(traffic.total_sent([r[name].sent for r in ranks]).values())
+        for name in ("muon", "everything")
     }
     assert baseline <= sent["muon"] <= 1.25 * baseline < 1.4 * baseline < sent["everything"]
+
+
+def test_counts_have_a_row_a_model_and_optimizer_and_add_up(ranks):
+    table = traffic.counts(MODELS, {2: [rank["counted"] for rank in ranks]})
+    assert len(table) == len(MODELS) * len(traffic.COUNTED)
+    assert (
+        table["sent"] > table[["gradients", "parameters", "momentum"]].sum(axis=1)
+    ).all()  # flags, a few bytes
+    one = table[table["model"] == "one matrix"].set_index("optimizer")
+    assert one["unsharded"].tolist() == [4 * 48] * 3
+    assert one["state"].to_dict() == {"AdamW": 2 * 4 * 24, "Muon": 4 * 24, "gather all, fp32": 4 * 24}
+    assert one["momentum"].to_dict() == {"AdamW": 0, "Muon": 2 * 48, "gather all, fp32": 4 * 48}
+
+
+def test_comparison_finds_the_largest_difference_and_counts_the_differing():
+    def replay(*weights):
+        return study.Replay({"w": torch.tensor(weights)}, {}, 0)
+
+    one = {("Muon", 0): replay(1.0, 2.0, 3.0)}
+    answers = {1: one, 2: {("Muon", 0): replay(1.0, 2.5, 3.25)}}
+    table = study.compare(answers, one)
+    assert table.loc[("Muon", 0, 1)].tolist() == [0.0, 0]
+    assert table.loc[("Muon", 0, 2)].tolist() == [0.5, 2]
+
+
+def test_small_run_can_be_shared_by_eight_ranks():
+    run = study.small_run(24, 2, 32, 20)
+    assert (run.batch_size % 8, run.model.d_model, run.steps, run.corpus) == (0, 24, 20, None)
+
+
+def test_named_runs_come_back_under_their_names():
+    runs = {"a": partial(int, "1"), ("b", 2): partial(str, 2)}
+    assert study.run_named(runs) == {"a": 1, ("b", 2): "2"}
 
 
 def test_rows_are_shared_without_empty_blocks():
@@ -131,7 +171,7 @@ def test_batches_that_cannot_be_shared_are_refused(recording, monkeypatch):
 
 
 def test_wire_check_counts_what_the_formula_says_and_what_the_system_saw():
-    found = run_processes(study.wire_check, 2, 2**16)[0]
+    found = run_processes(traffic.wire_check, 2, 2**16)[0]
     assert set(found) == {"reduce-scatter", "exchange", "all-gather"}
     for counted, seen in found.values():
         assert counted == 2**16 * 4  # both ranks together: each sends half of the buffer

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from dslib.experiments import scaling_laws as study
+from dslib.experiments import scaling_laws_tables as tables
 from dslib.models import Decoder, TrainConfig, flops_per_step
-from dslib.optim import bowl_minimum, fit_power_law
+from dslib.optim import PowerLaw, bowl_minimum, fit_power_law
 
 BASE = TrainConfig(context=16, evaluations=1, evaluation_windows=2)
 BUDGETS = (1e8, 4e8, 1.6e9)
@@ -212,3 +213,64 @@ def test_real_runs_give_rows_that_add_up(tmp_path):
     assert row["six_nd"] == 6 * row["parameters"] * row["bytes"]
     assert row["six_nd"] < row["compute"] < row["flops"]
     assert 0 < row["final_loss"] < 10
+
+
+def test_tables_say_what_searches_found_and_where_bowls_end(table):
+    searches = tables.searched(table)
+    found = tables.optima(searches).set_index(["law", "budget"])
+    assert set(found.index) == set(searches)
+    assert found["runs"].sum() == (table["kind"] == "search").sum()
+    best = study.best_allocation(searches["Muon", 4e8])
+    assert found.loc[("Muon", 4e8), "width"] == best.width
+    ends = tables.bottoms(searches, "Muon")
+    assert ends["budget"].tolist() == sorted(BUDGETS)
+    assert (ends["N"].iloc[1], ends["loss"].iloc[1]) == bowl_minimum(*study.bowl(searches["Muon", 4e8]))
+    one_width = searches["Muon", 4e8].query("width == @best.width")
+    assert tables.bottoms({("Muon", 4e8): one_width}, "Muon").empty
+
+
+def test_neighbours_stop_at_the_end_of_the_ladder():
+    assert tables.neighbours(study.Allocation(6, 8, 0.1, None)) == [4, 6, 8]
+    assert tables.neighbours(study.Allocation(study.WIDTHS[0], 8, 0.1, None)) == [2, 4]
+
+
+def test_known_losses_are_those_of_the_same_runs_and_points_their_means(table):
+    part = tables.searched(table)["Muon", 4e8]
+    best = study.best_allocation(part)
+    configs = [
+        replace(study.allocated(BASE, study.ARMS["Muon"], replace(best, width=width), 4e8), seed=seed)
+        for width in tables.neighbours(best)
+        for seed in study.SEARCH_SEEDS
+    ]
+    results = list(valley()(configs))
+    known = tables.known_losses(part, results)
+    assert known == pytest.approx([result.final_loss for result in results])
+    points = tables.points(results)
+    assert points.index.tolist() == tables.neighbours(best)
+    assert points[best.width] == pytest.approx(study.along(part, best, "width")[best.width])
+    pd.testing.assert_series_equal(tables.points(results, known), points)
+    other = SimpleNamespace(config=replace(configs[0], lr=123.0), final_loss=1.0)
+    with pytest.raises(ValueError, match="made no run"):
+        tables.known_losses(part, [other])
+
+
+def test_ratio_and_prediction_of_exact_power_laws_are_the_closed_forms():
+    C = np.array([1.0, 2.0, 5.0])
+    one, other = 3.0 * C**-0.2, 4.0 * C**-0.2
+    curves = {"Muon": (C, np.stack([one, one])), "AdamW": (C, np.stack([other, other]))}
+    expected = np.full((2, 2), (3 / 4) ** (1 / 0.2))
+    np.testing.assert_allclose(tables.ratios(curves, "Muon", "AdamW", np.array([1.0, 5.0])), expected)
+    np.testing.assert_allclose(tables.prediction_errors(*curves["Muon"]), [0.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(tables.carried_errors(*curves["Muon"]), [2.5**0.2 - 1] * 2)
+
+
+def test_ways_of_counting_have_a_row_each(table):
+    ways = {"free": "six_nd", "paid": "compute"}
+    found = tables.counted_ratios(table, "Muon", "AdamW", ways).set_index("counted")
+    assert found.shape == (2, len(BUDGETS))
+    assert (found.loc["free"] < found.loc["paid"]).all()
+
+
+def test_parameter_is_told_with_its_interval():
+    law = PowerLaw(2.0, 0.1, resampled=np.array([[2.0, 0.1, 0.0]] * 3))
+    assert tables.interval_text(law, "b") == "0.100 [0.100, 0.100]"

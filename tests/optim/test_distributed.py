@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -324,11 +325,20 @@ def test_processes_end_when_their_parent_is_killed(tmp_path):
 
 @pytest.mark.parametrize(
     ("function", "ranks", "words"),
-    [(cases.equality, 0, "ranks=0"), (lambda: None, 2, "cannot import")],
+    [(cases.equality, 0, "ranks=0"), (threading.Lock().acquire, 2, "cannot be sent")],
 )
 def test_launcher_refuses_what_cannot_run(function, ranks, words):
     with pytest.raises(ValueError, match=words):
         run_processes(function, ranks)
+
+
+def test_function_that_no_module_has_travels_with_what_it_uses():
+    offset = 10
+
+    def of_a_notebook(factor):
+        return offset + factor * dist.get_rank()
+
+    assert run_processes(of_a_notebook, 2, 3) == [10, 13]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a GPU a rank")
