@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from dslib.experiments.deepseek_sparse_attention import (
     RecipeResult,
     RecipeRun,
     answering,
+    evaluate,
     masses,
     planted,
     train_recipes,
@@ -59,14 +60,56 @@ def measured_rows(recipes: Iterable[Recipe], jobs: int = 1, **labels: Any) -> li
     return rows(train_recipes(runs, jobs), **labels)
 
 
+#: How the columns of :func:`means` and :func:`targets_compared` are shown.
+MEANS_FORMATS = {
+    "text, nats/byte": ".3f",
+    "answers right": ".1%",
+    "text and answers": ".3f",
+    "against dense": "+.1%",
+    "mass, indexer": ".1%",
+    "mass, best k": ".1%",
+}
+COMPARED_FORMATS = {
+    "answers right": "+.1%",
+    "text and answers": "+.3f",
+    "mass, indexer": "+.1%",
+    "gap to dense, selected": ".1%",
+    "gap to dense, full": ".1%",
+}
+
+
 def means(table: pandas.DataFrame) -> pandas.DataFrame:
-    """Means over the seeds of measured rows with a ``ratio``: a row a ratio and arm, in the table's order, with
-    ``against_dense``, the loss over the dense arm's, minus 1."""
-    columns = ["text_loss", "recall_accuracy", "mixed_loss"]
+    """Means over the seeds of measured rows with a ``ratio``: a row a ratio and arm, in the table's order, under
+    the names of ``MEANS_FORMATS``; "against dense" is the loss over the dense arm's of that ratio, minus 1."""
+    columns = ["text_loss", "recall_accuracy", "mixed_loss", "mass_indexer", "mass_best"]
     mean = table.groupby(["ratio", "arm"], sort=False)[columns].mean()
-    dense = mean.mixed_loss.xs("dense", level="arm")
-    mean["against_dense"] = mean.mixed_loss / dense.reindex(mean.index, level="ratio") - 1
-    return mean.reset_index()
+    dense = mean.mixed_loss.xs("dense", level="arm").reindex(mean.index, level="ratio")
+    mean.insert(3, "against dense", mean.mixed_loss / dense - 1)
+    mean.columns = list(MEANS_FORMATS)
+    return mean.reset_index().rename(columns={"ratio": "context / k", "arm": "run"})
+
+
+def by_seed(table: pandas.DataFrame) -> dict[int, pandas.DataFrame]:
+    """The rows of each ratio, a row a seed: ``by_seed(table)[8].mixed_loss["sparse"]`` is a column of seeds."""
+    return {ratio: part.pivot(index="seed", columns="arm") for ratio, part in table.groupby("ratio")}
+
+
+def targets_compared(by_ratio: Mapping[int, pandas.DataFrame]) -> pandas.DataFrame:
+    """The arm with the full target minus the one with the selected, means of paired differences over the seeds, and
+    how far each ends above dense: a row a ratio of :func:`by_seed`, under the names of ``COMPARED_FORMATS``."""
+    import pandas
+
+    full, selected = "sparse, full target", "sparse"
+    found = {}
+    for ratio, runs in by_ratio.items():
+        differences = [
+            (runs[column][full] - runs[column][selected]).mean()
+            for column in ("recall_accuracy", "mixed_loss", "mass_indexer")
+        ]
+        gaps = [(runs.mixed_loss[arm] / runs.mixed_loss["dense"] - 1).mean() for arm in (selected, full)]
+        found[ratio] = [*differences, *gaps]
+    frame = pandas.DataFrame.from_dict(found, orient="index", columns=list(COMPARED_FORMATS))
+    return frame.rename_axis("context / k")
 
 
 def mass_rows(trained: Iterable[RecipeResult], top_ks: Iterable[int]) -> list[dict[str, Any]]:
@@ -81,6 +124,18 @@ def mass_rows(trained: Iterable[RecipeResult], top_ks: Iterable[int]) -> list[di
                 shares = masses(one.model(), tokens, top_k, where)
                 table.append({"run": one.run.name, "keys": top_k, "queries": queries, **shares})
     return table
+
+
+def fault_rows(trained: RecipeResult) -> list[list[float]]:
+    """A sparse model as it was trained, with its indexer's rotation in the other layout, and with an FP8 indexer:
+    for each the share of keys that stay selected, the text's loss (nats a byte), the share of answers right."""
+    ways: list[tuple[float, dict[str, Any]]] = [
+        (1.0, {}),
+        (trained.checks["overlap_misrotated"], {"indexer_rope_layout": "interleaved"}),
+        (trained.checks["overlap_fp8"], {"indexer_fp8": True}),
+    ]
+    found = [(kept, evaluate(trained, **changes)) for kept, changes in ways]
+    return [[kept, at["loss"], at["recall_accuracy"]] for kept, at in found]
 
 
 def fact_places(inputs: Tensor, targets: Tensor, kinds: Tensor) -> dict[int, int]:

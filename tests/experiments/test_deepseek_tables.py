@@ -33,19 +33,39 @@ def test_rows_are_flat_and_one_a_run(recipe, rows):
     assert rows.top_k.eq(recipe.top_k).all()
 
 
-def test_means_are_taken_against_the_dense_arm_of_the_same_ratio():
-    losses = {("dense", 8): (1.0, 3.0), ("sparse", 8): (2.0, 4.0), ("dense", 32): (5.0, 5.0)}
-    table = pandas.DataFrame(
+def two_seeds(**losses):
+    """Rows of arms whose losses of two seeds are given, everything else alike."""
+    same = ("text_loss", "recall_accuracy", "mass_indexer", "mass_best")
+    return pandas.DataFrame(
         [
-            {"ratio": ratio, "arm": arm, "seed": seed, "mixed_loss": loss, "text_loss": loss}
-            for (arm, ratio), both in losses.items()
+            {"ratio": ratio, "arm": arm, "seed": seed, "mixed_loss": loss, **dict.fromkeys(same, 10 * loss)}
+            for ratio, arms in ((8, losses), (32, dict.fromkeys(losses, (5.0, 5.0))))
+            for arm, both in arms.items()
             for seed, loss in enumerate(both)
         ]
-    ).assign(recall_accuracy=0.5)
-    mean = tables.means(table)
-    assert mean.arm.tolist() == ["dense", "sparse", "dense"]
-    assert mean.mixed_loss.tolist() == [2.0, 3.0, 5.0]
-    assert mean.against_dense.tolist() == [0.0, 0.5, 0.0]
+    )
+
+
+def test_means_are_taken_against_the_dense_arm_of_the_same_ratio():
+    mean = tables.means(two_seeds(dense=(1.0, 3.0), sparse=(2.0, 4.0)))
+    assert mean.run.tolist() == ["dense", "sparse", "dense", "sparse"]
+    assert mean["text and answers"].tolist() == [2.0, 3.0, 5.0, 5.0]
+    assert mean["answers right"].tolist() == [20.0, 30.0, 50.0, 50.0]
+    assert mean["against dense"].tolist() == [0.0, 0.5, 0.0, 0.0]
+
+
+def test_targets_are_compared_seed_by_seed():
+    arms = {"dense": (1.0, 2.0), "sparse": (2.0, 3.0), "sparse, full target": (1.5, 2.0)}
+    compared = tables.targets_compared(tables.by_seed(two_seeds(**arms)))
+    assert compared.loc[8].tolist() == [-7.5, -0.75, -7.5, 0.75, 0.25]
+    assert compared.loc[32].tolist() == [0, 0, 0, 0, 0]
+
+
+def test_a_fault_changes_the_indexer_and_nothing_is_lost_without_one(recipe):
+    trained = study.recipe_result(study.RecipeRun(recipe, "sparse"))
+    right, wrong, _ = tables.fault_rows(trained)
+    assert right == pytest.approx([1.0, trained.text_loss, trained.recall_accuracy])
+    assert wrong[0] == trained.checks["overlap_misrotated"] < 1
 
 
 def test_mass_of_all_queries_and_of_the_questions_are_told_apart(recipe):
