@@ -146,10 +146,10 @@ def fact_places(inputs: Tensor, targets: Tensor, kinds: Tensor) -> dict[int, int
 
 
 def spelled(token: int, task: RecallTask) -> str:
-    """A token as a reader sees it: text as it stands, a question as a capital letter, a fact as the small one with
-    the number of its value."""
+    """A token as a reader sees it: text as it stands, a question as a capital letter with its mark, a fact as
+    the small one with the number of its value."""
     kind, value = divmod(token - task.first_symbol, task.values)
     if kind < 0:
         return {10: "↵", 32: "·"}.get(token, chr(token))
     asked = token - task.first_symbol - task.facts * task.values
-    return chr(65 + asked) if asked >= 0 else f"{chr(97 + kind)}{value}"
+    return f"{chr(65 + asked)}?" if asked >= 0 else f"{chr(97 + kind)}{value}"
