@@ -11,14 +11,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dslib.attention.dsa import LightningIndexer, select_topk, selected_mass
 from dslib.attention.fp8 import fp8_scores
-from dslib.models.decoder import Decoder
+from dslib.attention.mla import MLAConfig
+from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.models.layers.dsa import SparseMLA, SparseMLAConfig
 from dslib.models.measuring import recall_losses, recorded_calls
 from dslib.models.train_config import TrainConfig
@@ -26,15 +27,42 @@ from dslib.models.training import TrainResult, corpus_digest, train_to_end
 from dslib.runs.cache import cached
 from dslib.runs.workers import in_workers
 from dslib.tasks.corpus import load_corpus
-from dslib.tasks.recall import RECALL, TEXT
-
-if TYPE_CHECKING:
-    import pandas
+from dslib.tasks.recall import RECALL, TEXT, RecallTask
 
 #: Batches of continued training come from other seeds than those of the training before it.
 _EXTENDING, _LATER = 250, 500
 
 SHORT, DENSE, WARMED = "short context", "dense training", "warm-up"
+
+#: The dense training of the shipped table …
+BASE = TrainConfig(
+    DecoderConfig(
+        d_model=64,
+        layers=2,
+        heads=4,
+        rope_base=1e5,
+        attention=SparseMLAConfig(MLAConfig(kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16)),
+    ),
+    optimizer="muon",
+    lr=0.06,
+    rest_lr=0.06,
+    momentum=0.9,
+    steps=500,
+    context=96,
+    recall=RecallTask(distance=32),
+    evaluations=5,
+)
+#: … and one of seconds, to go every path.
+TINY = replace(
+    BASE,
+    model=replace(BASE.model, d_model=16),
+    steps=4,
+    batch_size=2,
+    context=32,
+    recall=RecallTask(facts=2, values=4, distance=12),
+    evaluations=1,
+    evaluation_windows=4,
+)
 
 
 @dataclass(frozen=True)
@@ -132,6 +160,28 @@ class Recipe:
         return replace(
             config, model=replace(config.model, attention=replace(config.model.attention, **changes))
         )
+
+
+def recipe_with(
+    base: TrainConfig, ratio: int, warm_up_steps: int, steps: int, extension_steps: int = 200
+) -> Recipe:
+    """The recipe in whose sparse stage a query gets a ``ratio``-th of the context: of ``base``'s for 8; for 32 of one
+    a third longer, or more, in whole thirty-seconds, with facts three eighths of it away, since a thirty-second of
+    ``base``'s would be too few keys. Raises ValueError for another ratio."""
+    if ratio == 8:
+        return Recipe(base, base.context // 8, warm_up_steps, steps=steps)
+    if ratio != 32:
+        raise ValueError(f"ratio={ratio} is not studied; use 8 or 32")
+    context = 32 * (base.context // 32 + 1)
+    return Recipe(
+        base,
+        context // 32,
+        warm_up_steps,
+        steps=steps,
+        context=context,
+        distance=3 * context // 8,
+        extension_steps=extension_steps,
+    )
 
 
 @dataclass(frozen=True)
@@ -300,38 +350,3 @@ def fp8_indexer_scores(indexer: LightningIndexer, x: Tensor, latent: Tensor) -> 
 def answering(config: TrainConfig, count: int = 16) -> Tensor:
     """(count, context) bool: the queries whose next token is an answer, in the first evaluation windows."""
     return planted(config)[2][:count] == RECALL
-
-
-def rows(trained: Iterable[RecipeResult], **labels: Any) -> list[dict[str, Any]]:
-    """One flat row a run: labels, its recipe, what it measured at its end."""
-    table = []
-    for one in trained:
-        recipe, config = one.run.recipe, one.result.config
-        table.append(
-            {
-                **labels,
-                "arm": one.run.name,
-                "seed": recipe.base.seed,
-                "d_model": config.model.d_model,
-                "layers": config.model.layers,
-                "context": config.context,
-                "top_k": recipe.top_k,
-                "base_steps": recipe.base.steps,
-                "steps": config.steps,
-                "lr": config.lr,
-                "text_loss": one.text_loss,
-                "recall_loss": one.recall_loss,
-                "recall_accuracy": one.recall_accuracy,
-                **one.checks,
-                **{f"mass_{name}": value for name, value in one.masses.items()},
-            }
-        )
-    return table
-
-
-def paired(table: pandas.DataFrame, arm: str, other: str, column: str) -> tuple[list[float], list[float]]:
-    """A column of two arms, seed by seed. Raises ValueError when their seeds differ."""
-    one, two = (table[table.arm == name].set_index("seed")[column].sort_index() for name in (arm, other))
-    if list(one.index) != list(two.index) or one.empty:
-        raise ValueError(f"arm={arm!r} has the seeds {list(one.index)} and other={other!r} {list(two.index)}")
-    return one.tolist(), two.tolist()

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from dslib.attention import causal_mask, moba_mask, nsa_masks, sliding_window_mask
+from dslib.attention.nsa import NSASizes, complete_blocks
 from dslib.models.decoder import Decoder, DecoderConfig
 from dslib.models.layers.sparse import MoBAConfig, NSAConfig, SlidingWindowConfig
 from dslib.models.measuring import recall_losses, recorded_calls
 from dslib.models.train_config import TrainConfig
 from dslib.models.training import corpus_digest, train_to_end
 from dslib.runs.cache import cached
+from dslib.runs.workers import in_workers
 from dslib.tasks.corpus import load_corpus
-from dslib.tasks.recall import RECALL
+from dslib.tasks.recall import RECALL, RecallTask
+
+if TYPE_CHECKING:
+    import pandas
 
 #: The arms whose attention is chosen by content, with the null of each: the same pattern at random.
 NULLS = {"MoBA": "MoBA, random blocks", "NSA": "NSA, random blocks"}
@@ -32,6 +40,38 @@ class SparseConfig(TrainConfig):
     null_switch: DecoderConfig | None = None
     #: Planted windows that are asked at the end, none of which the run's own evaluations use.
     answers: int = 256
+
+
+#: The runs of the shipped table, their attention dense, and the sizes of what takes its place …
+BASE = SparseConfig(
+    DecoderConfig(d_model=64, layers=2, heads=4, rope_base=1e5),
+    optimizer="muon",
+    lr=0.06,
+    rest_lr=0.06,
+    momentum=0.9,
+    steps=400,
+    batch_size=16,
+    context=64,
+    recall=RecallTask(values=4, distance=1),
+    evaluations=5,
+)
+WINDOW = 16
+MOBA = MoBAConfig(4, 4)
+NSA = NSAConfig(NSASizes(4, 2, 4, selected=4, initial=0, local=1, window=8))
+#: … and those of a run of seconds, to go every path.
+TINY = replace(
+    BASE,
+    model=replace(BASE.model, d_model=16),
+    steps=4,
+    batch_size=2,
+    context=32,
+    recall=RecallTask(facts=2, values=4, distance=1),
+    evaluation_windows=4,
+    answers=64,
+)
+TINY_WINDOW = 4
+TINY_MOBA = MoBAConfig(4, 2)
+TINY_NSA = NSAConfig(NSASizes(4, 2, 4, selected=2, initial=0, local=1, window=4))
 
 
 @dataclass(frozen=True)
@@ -209,6 +249,83 @@ def row(run: SparseRun, window: int, width: int = 8, **labels: Any) -> dict[str,
         "null_switched_far": run.accuracy(*far, run.null_switched_right),
         "far_seen": run.seen_share(*far),
         **{f"recall {low}-{high}": run.accuracy(low, high) for low, high in bins(config.context, width)},
+    }
+
+
+def measured_rows(
+    configs: Mapping[str, SparseConfig], seeds: Iterable[int], window: int, jobs: int = 1, width: int = 8
+) -> list[dict[str, Any]]:
+    """:func:`row` of each of :func:`arms`, or of some, with every seed, trained in workers."""
+    runs = [(name, replace(config, seed=seed)) for seed in seeds for name, config in configs.items()]
+    results = in_workers(sparse_run, [config for _, config in runs], jobs)
+    rows = []
+    for (name, config), run in zip(runs, results, strict=True):
+        sizes = {"context": config.context, "d_model": config.model.d_model}
+        rows.append(row(run, window, width, arm=name, **sizes))
+    return rows
+
+
+#: How the columns of :func:`means` are shown.
+MEANS_FORMATS = {
+    "read by the last query": ".0f",
+    "training FLOPs": ".2f",
+    "text (nats/byte)": ".3f",
+    "near": ".0%",
+    "far": ".0%",
+    "fact in sight": ".0%",
+}
+
+
+def means(table: pandas.DataFrame, configs: Mapping[str, SparseConfig]) -> pandas.DataFrame:
+    """Means over the seeds of :func:`measured_rows`, a row an arm, under the names of ``MEANS_FORMATS``: the pairs of
+    key and value that the last query reads, and FLOPs as a multiple of dense attention's, among them."""
+    mean = table.groupby("arm", sort=False)[["flops", "text_loss", "near", "far", "far_seen"]].mean()
+    mean["flops"] /= mean.flops["dense"]
+    kinds = {name: configs[name].model.attention for name in mean.index}
+    context = next(iter(configs.values())).context
+    read = [context if kind is None else kind.keys_read(context) for kind in kinds.values()]
+    mean.insert(0, "read", read)
+    mean.columns = list(MEANS_FORMATS)
+    return mean.reset_index()
+
+
+def switches(table: pandas.DataFrame) -> pandas.DataFrame:
+    """Means over the seeds of arms read as they were trained and as another attention with the same weights."""
+    import pandas
+
+    mean = table.groupby("arm")[["text_loss", "far", "switched_loss", "switched_far"]].mean()
+    rows = []
+    for trained, other in (("dense", "MoBA"), ("MoBA", "dense"), ("window", "dense")):
+        at = mean.loc[trained]
+        rows.append([trained, trained, at.text_loss, at.far])
+        rows.append([trained, other, at.switched_loss, at.switched_far])
+    columns = ["trained as", "read as", "text, nats/byte", "far answers right"]
+    return pandas.DataFrame(rows, columns=columns)
+
+
+def planted_qk(
+    length: int, needle: int, strength: float, seed: int = 0, dim: int = 16
+) -> tuple[Tensor, Tensor]:
+    """Random q and k, (1, 1, length, dim), in which the last query looks for the key at ``needle``: that key has
+    ``strength`` times the direction of the query added."""
+    q, k = torch.randn(2, 1, 1, length, dim, generator=torch.Generator().manual_seed(seed))
+    k[..., needle, :] += strength * F.normalize(q[..., -1, :], dim=-1)
+    return q, k
+
+
+def seen_by(q: Tensor, k: Tensor, window: int, moba: MoBAConfig, sizes: NSASizes) -> dict[str, Tensor]:
+    """Which keys each query sees, (queries, keys) bool, by kind of attention; of NSA's branches the compressed one
+    sees blocks. The means of NSA's blocks stand in for a learnt φ."""
+    length = k.shape[2]
+    compressed = complete_blocks(k, sizes.compress_block, sizes.compress_stride).mean(-2)
+    branches = nsa_masks(q, compressed, length, sizes)
+    return {
+        "dense": causal_mask(length, length),
+        "window": sliding_window_mask(length, length, window),
+        "MoBA": moba_mask(q, k, moba.block_size, moba.top_k)[0, 0],
+        "NSA, selected": branches.selected[0, 0],
+        "NSA, window": branches.window,
+        "NSA, compressed": branches.compressed,
     }
 
 

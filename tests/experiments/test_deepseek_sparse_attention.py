@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pandas
 import pytest
 import torch
 
@@ -66,6 +65,16 @@ def test_longer_context_goes_on_from_the_short_one(trained):
     assert not torch.equal(long.weights["lm_head.weight"], trained[study.DENSE].weights["lm_head.weight"])
 
 
+def test_a_query_gets_the_share_of_the_context_that_the_ratio_names():
+    for base, short, long in ((study.BASE, (96, 12), (128, 4)), (study.TINY, (32, 4), (64, 2))):
+        for ratio, (context, top_k) in ((8, short), (32, long)):
+            recipe = study.recipe_with(base, ratio, warm_up_steps=3, steps=5)
+            config = recipe.configuration("sparse")
+            assert (config.context, recipe.top_k, config.steps) == (context, top_k, 5)
+            reach = config.model.layers * (top_k - 1)
+            assert config.recall.distance > reach, "else a window of as many keys would find the facts"
+
+
 def test_warm_up_moves_the_indexer_alone(trained):
     before, after = trained[study.DENSE].weights, trained[study.WARMED].weights
     for name in before:
@@ -110,16 +119,6 @@ def test_another_configuration_changes_what_is_evaluated(trained):
     assert study.overlap(one, lambda indexer, x, latent: indexer(x, latent)) == 1.0
 
 
-def test_rows_are_flat_and_pairs_go_by_seed(trained):
-    table = pandas.DataFrame(study.rows(trained.values(), ratio=6))
-    assert not table.isna().any().any()
-    assert table.ratio.eq(6).all()
-    one, two = study.paired(table, "sparse", "window", "text_loss")
-    assert (one, two) == ([trained["sparse"].text_loss], [trained["window"].text_loss])
-    with pytest.raises(ValueError, match="other='nothing'"):
-        study.paired(table, "sparse", "nothing", "text_loss")
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -127,6 +126,7 @@ def test_rows_are_flat_and_pairs_go_by_seed(trained):
         (lambda: study.Recipe(replace(BASE, model=DecoderConfig()), 4), "SparseMLAConfig"),
         (lambda: replace(RECIPE, context=99), "context=99 and distance=None go together"),
         (lambda: RECIPE.configuration("sparser"), "run='sparser' is unknown"),
+        (lambda: study.recipe_with(BASE, 16, 2, 2), "ratio=16 is not studied"),
     ],
 )
 def test_bad_recipes_are_named(make, message):

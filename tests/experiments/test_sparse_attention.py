@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas
 import pytest
 import torch
 
@@ -151,3 +152,29 @@ def test_decoding_costs_what_is_read():
     assert nsa.flops == 4 * 32 * NSA.keys_read(100) + 2 * NSA.phi(model) * 2 / 2
     phi = NSA.module(model, 0).compress_key
     assert NSA.phi(model) == 2 * (phi.inner.weight.numel() + phi.outer.weight.numel())
+
+
+def test_rows_of_all_seeds_and_their_means(base):
+    arms = {name: study.arms(base, 4, MOBA, NSA)[name] for name in ("dense", "MoBA", "window")}
+    table = pandas.DataFrame(study.measured_rows(arms, (1, 2), 4))
+    assert table[["seed", "arm"]].values.tolist() == [[seed, arm] for seed in (1, 2) for arm in arms]
+    assert table.iloc[0].text_loss == study.sparse_run(replace(base, seed=1, switch=base.model)).text_loss[-1]
+    mean = study.means(table, arms)
+    assert mean.arm.tolist() == list(arms)
+    assert mean["read by the last query"].tolist() == [24, MOBA.keys_read(24), 4]
+    assert mean["training FLOPs"][0] == 1
+    assert mean["far"][2] == table[table.arm == "window"].far.mean()
+    read = study.switches(table).set_index(["trained as", "read as"])
+    assert read["text, nats/byte"]["window", "window"] == table[table.arm == "window"].text_loss.mean()
+    assert read["text, nats/byte"]["window", "dense"] == table[table.arm == "window"].switched_loss.mean()
+
+
+def test_a_strong_needle_is_chosen_and_no_window_sees_it():
+    q, k = study.planted_qk(32, 8, 50.0)
+    masks = study.seen_by(q, k, 4, MOBA, NSA.sizes)
+    assert [masks[name][-1, 8].item() for name in ("dense", "window", "MoBA")] == [True, False, True]
+    assert (q[0, 0, -1] @ k[0, 0, 8]) > 40
+    assert masks["NSA, compressed"].shape == (32, NSA.sizes.compressed(32))
+    plain = study.planted_qk(32, 8, 0.0)
+    assert torch.equal(plain[0], q)
+    assert not torch.equal(plain[1], k)
