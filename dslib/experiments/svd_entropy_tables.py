@@ -17,6 +17,7 @@ from dslib.models.train_config import TrainConfig
 from dslib.models.training import train_many
 from dslib.runs import measurements
 from dslib.runs.workers import in_workers
+from dslib.spectra import svd_entropy
 
 if TYPE_CHECKING:
     import pandas
@@ -165,6 +166,15 @@ def over_matrices(
     return sum(table[column] * count for column, count in kept.items()) / sum(kept.values())
 
 
+def random_start(config: DecoderConfig, seeds: Sequence[int]) -> dict[str, float]:
+    """The mean SVD entropy of every kind of matrix before training, over ``seeds``."""
+    entropies: dict[str, list[float]] = {}
+    for seed in seeds:
+        for name, weight in study.matrices_of(Decoder(config, seed=seed)).items():
+            entropies.setdefault(study.matrix_group(name), []).append(svd_entropy(weight).item())
+    return {group: sum(values) / len(values) for group, values in entropies.items()}
+
+
 def router_gaps(
     table: pandas.DataFrame, arm: str, config: DecoderConfig, what: str = "entropy"
 ) -> pandas.DataFrame:
@@ -185,13 +195,14 @@ def router_gaps(
 
 
 def judged(table: pandas.DataFrame, config: DecoderConfig, seeds: Sequence[int]) -> dict[str, float]:
-    """What the claims judge, as means over ``seeds``: for two tables that should agree."""
+    """What the claims judge, as means over ``seeds``, of the null on the first alone: for two tables that should
+    agree."""
     table = table[table.seed.isin(list(seeds)) & (table.model == SMALL)]
     gaps = router_gaps(table, "Muon", config).mean()
-    higher, learnt = (by_arm(table, column).mean() for column in ("higher", "learnt_higher"))
+    higher, learnt = (by_arm(table, column) for column in ("higher", "learnt_higher"))
     return {
-        "share, W": higher["Muon"],
-        "share, W, null": higher[study.STAND_IN],
-        "share, learnt part": learnt["Muon"],
+        "share, W": higher["Muon"].mean(),
+        "share, W, null": higher[study.STAND_IN][seeds[0]],
+        "share, learnt part": learnt["Muon"].mean(),
         "router gap": gaps["routers"] - gaps["others"],
     }

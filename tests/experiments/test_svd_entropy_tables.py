@@ -60,6 +60,8 @@ def test_what_is_judged_is_read_for_the_seeds_asked(base, runs, table):
     assert found["share, W"] == share
     assert found["router gap"] == pytest.approx(routers - others, abs=3e-6)
     assert tables.judged(table, base.model, [3]) != found
+    null = tables.judged(table, base.model, [4, 3])["share, W, null"]
+    assert null == study.share_higher(runs[study.STAND_IN][1].entropy, runs["AdamW"][1].entropy)[-1]
 
 
 def test_arms_of_the_shipped_search_are_those_that_ship():
@@ -75,3 +77,16 @@ def test_pretrainings_have_the_rates_of_the_dense_model_and_the_sizes_asked():
     assert list(arms) == ["AdamW", "Muon", study.STAND_IN]
     assert {(run.steps, run.batch_size, run.corpus) for run in arms.values()} == {(8, 4, "a.txt")}
     assert arms["Muon"].lr == tables.dense_arms()["Muon"].lr
+
+
+def test_random_start_is_the_mean_entropy_of_initial_weights():
+    config = tables.SMOKE.base.model
+    found = tables.random_start(config, [0, 7])
+    expected = [
+        row["svd_entropy"]
+        for seed in (0, 7)
+        for row in study.measured_weights(config.build(seed).state_dict())
+        if row["group"] == "key"
+    ]
+    assert set(found) == set(study.GROUPS)
+    assert found["key"] == pytest.approx(sum(expected) / len(expected))
