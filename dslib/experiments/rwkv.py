@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dslib.models.decoder import DecoderConfig
-from dslib.models.layers.rwkv import RWKVConfig
+from dslib.attention import KVCache, wkv7
+from dslib.models.decoder import Decoder, DecoderConfig
+from dslib.models.layers.rwkv import RWKV7, RWKVConfig
 from dslib.models.train_config import TrainConfig
 from dslib.models.training import TrainResult, corpus_digest, fit, train_model
 from dslib.runs.cache import cached
@@ -256,3 +258,46 @@ def tracking_arms(decoder: DecoderConfig, head_size: int = 8, rank: int = 4) -> 
         mlp_size=decoder.d_model,
     )
     return {"attention": decoder, "RWKV-7, η < 1": ours, "RWKV-7, η < 2": replace(ours, rate_range=2.0)}
+
+
+def random_inputs(time: int, size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """r, w, k, v, a, b of :func:`dslib.attention.wkv7` with the ranges that RWKV-7 gives them, one head of one
+    sequence: (1, 1, time, size) float64 each."""
+    draws = torch.randn(6, 1, 1, time, size, generator=generator, dtype=torch.float64)
+    r, x, k, v, kappa, eta = draws
+    w = torch.exp(-math.exp(-0.5) * x.sigmoid())
+    kappa = F.normalize(kappa, dim=-1)
+    return r, w, k, v, -kappa, kappa * eta.sigmoid()
+
+
+def memory_errors(
+    pairs: int, rewritten: int, decay: float, eta: float, orthogonal: bool, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """What a head of 16 numbers per key gives back after writing ``pairs`` random keys with random values, then the
+    first ``rewritten`` keys with new ones: ‖read − value last written‖ / ‖value‖ of every key, (pairs,), under the
+    plain sum of RWKV-5 and 6 and under the delta rule with learning rate ``eta``."""
+    draw = torch.Generator().manual_seed(seed)
+    keys = F.normalize(torch.randn(pairs, 16, generator=draw), dim=1)
+    if orthogonal:
+        keys = torch.linalg.qr(torch.randn(16, 16, generator=draw)).Q[torch.arange(pairs) % 16]
+    keys = torch.cat((keys, keys[:rewritten]))[None, None]
+    v = torch.randn(keys.shape, generator=draw)
+    newest = torch.cat((v[0, 0, pairs:], v[0, 0, min(rewritten, pairs) : pairs]))
+    w, zero = torch.full_like(keys, decay), torch.zeros_like(keys)
+    _, plain = wkv7(keys, w, keys, v, zero, zero)
+    _, delta = wkv7(keys, w, eta * keys, v, -keys, eta * keys)
+    return tuple(
+        ((S[0, 0] @ keys[0, 0, :pairs].T).T - newest).norm(dim=1) / newest.norm(dim=1) for S in (plain, delta)
+    )
+
+
+def next_token(model: Decoder | RWKV7, length: int) -> Callable[[], Tensor]:
+    """A call that reads one more token after ``length`` others. What a decoder would have kept of them is random
+    numbers; a state has the same size whatever it has read, and starts empty."""
+    cache, token = KVCache(), torch.zeros(1, 1, dtype=torch.long)
+    if isinstance(model, Decoder):
+        config = model.config
+        for layer in range(config.layers):
+            cache.append(layer, *torch.randn(2, 1, config.kv_heads or config.heads, length, config.head_dim))
+        cache.length = length
+    return lambda: model(token, cache=cache)

@@ -1,11 +1,11 @@
-"""The tables of the comparison of RWKV-7 with attention: learning rates searched, then a row a run."""
+"""The table of the comparison of RWKV-7 with attention: run sizes, learning rates searched, then a row a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dslib.experiments.rwkv import (
     LONGER,
@@ -14,13 +14,74 @@ from dslib.experiments.rwkv import (
     TrackingConfig,
     TrackingRun,
     arms,
+    lengths,
+    recall,
     recall_arms,
+    track,
     tracking_arms,
     with_facts,
 )
 from dslib.experiments.search import SEARCH_SEEDS, Grid, Runner, Trials, on_seeds, one_pass
+from dslib.models.decoder import DecoderConfig
 from dslib.models.train_config import TrainConfig
+from dslib.runs.workers import in_workers
+from dslib.tasks.recall import RecallTask
 from dslib.tasks.state_tracking import StateTracking
+
+if TYPE_CHECKING:
+    import pandas
+
+C = TypeVar("C", bound=TrainConfig)
+
+_DECODER = DecoderConfig(d_model=32, layers=2, heads=2)
+#: Runs on text; learning rates are where the searches start.
+TEXT = TrainConfig(
+    _DECODER,
+    optimizer="muon",
+    lr=0.04,
+    rest_lr=0.04,
+    momentum=0.9,
+    batch_size=16,
+    steps=200,
+    context=64,
+    evaluations=4,
+)
+#: Runs on recall: one layer, a vocabulary of eight kinds of five symbols and the blank.
+RECALL = replace(
+    TEXT,
+    model=replace(_DECODER, vocab_size=41, layers=1),
+    context=48,
+    recall=RecallTask(facts=8, values=4, distance=8, first_symbol=1),
+)
+#: Runs on state tracking.
+TRACKING = TrackingConfig(
+    DecoderConfig(vocab_size=2, d_model=16, layers=2, heads=2), steps=200, batch_size=32, context=16
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the table is made of."""
+
+    text: TrainConfig = TEXT
+    recall: TrainConfig = RECALL
+    tracking: TrackingConfig = TRACKING
+    #: Numbers of facts that are recalled, ascending.
+    facts: tuple[int, ...] = (2, 4, 8)
+    #: Numbers of things whose order is tracked.
+    objects: tuple[int, ...] = (2, 3)
+    #: Learning rates that are tried for tracking.
+    rates: tuple[float, ...] = (0.01, 0.02, 0.04)
+    seeds: int = 8
+
+
+def _tiny(config: C) -> C:
+    return replace(config, steps=2, batch_size=2, evaluation_windows=2, evaluations=1)
+
+
+FULL = Sizes()
+#: Every path in seconds.
+SMOKE = Sizes(_tiny(TEXT), _tiny(RECALL), _tiny(TRACKING))
 
 _LR, _REST_LR = Grid("lr", refine=False), Grid("rest_lr", refine=False)
 
@@ -111,4 +172,93 @@ def row(found: LengthsRun | RecallRun | TrackingRun, **labels: Any) -> dict[str,
         "recall_accuracy": found.accuracy if is_recall else 0.0,
         "accuracy_trained": found.accuracy(1) if is_tracking else 0.0,
         "accuracy_longer": found.accuracy(LONGER) if is_tracking else 0.0,
+    }
+
+
+def rows(sizes: Sizes, seed: int, jobs: int) -> Iterator[list[dict[str, Any]]]:
+    """The whole table on ``sizes.seeds`` seeds from ``seed`` on, a part at a time; runs are cached."""
+    seeds = range(seed, seed + sizes.seeds)
+    yield text_rows(sizes.text, seeds, lambda configs: list(in_workers(lengths, configs, jobs)))
+    yield recall_rows(
+        sizes.recall, sizes.facts, seeds, lambda configs: list(in_workers(recall, configs, jobs))
+    )
+    yield tracking_rows(
+        sizes.tracking,
+        sizes.rates,
+        sizes.objects,
+        seeds,
+        lambda configs: list(in_workers(track, configs, jobs)),
+    )
+
+
+def runs_of(table: pandas.DataFrame, kind: str, arm: str, **where: Any) -> pandas.DataFrame:
+    """The rows of an arm by ascending seed, those with the values ``where`` (facts, objects) in their columns.
+
+    Raises ValueError where there are none."""
+    part = table[(table.kind == kind) & (table.arm == arm)]
+    for column, value in where.items():
+        part = part[part[column] == value]
+    if part.empty:
+        raise ValueError(f"the table has no row of kind {kind!r}, arm {arm!r} and {where}")
+    return part.set_index("seed").sort_index()
+
+
+def length_pairs(table: pandas.DataFrame, arm: str) -> pandas.DataFrame:
+    """What an arm on text loses on the same tokens given the whole window (``long``) and given a training length of
+    it (``short``), by seed."""
+    pairs = runs_of(table, "text", arm)[["loss_long", "loss_short"]]
+    return pairs.set_axis(["long", "short"], axis=1)
+
+
+def less_changed(*rivals: pandas.DataFrame) -> pandas.DataFrame:
+    """Of several :func:`length_pairs`, seed by seed the pair that gains most, or loses least, by the longer past."""
+    import pandas
+
+    changes = pandas.concat([pairs.long - pairs.short for pairs in rivals], axis=1)
+    best = changes.set_axis(range(len(rivals)), axis=1).idxmin(axis=1)
+    return pandas.DataFrame([rivals[place].loc[seed] for seed, place in best.items()])
+
+
+def at_table_rates(table: pandas.DataFrame, base: C, kind: str, arm: str, model: Any, **where: Any) -> C:
+    """``base`` with ``model`` and the learning rates of the rows that :func:`runs_of` finds."""
+    found = runs_of(table, kind, arm, **where).iloc[0]
+    return replace(base, model=model, lr=float(found.lr), rest_lr=float(found.rest_lr))
+
+
+def live_text(
+    table: pandas.DataFrame, sizes: Sizes, seed: int, names: Iterable[str]
+) -> dict[str, TrainConfig]:
+    """The configuration of each arm of ``names`` on text, at the table's rates."""
+    models, base = arms(sizes.text.model), replace(sizes.text, seed=seed)
+    return {name: at_table_rates(table, base, "text", name, models[name]) for name in names}
+
+
+def command(seed: int) -> str:
+    """The command line that makes the table."""
+    return f"dslib run 07 --profile full --param save_measurements=true --param seed={seed}"
+
+
+def live_recall(table: pandas.DataFrame, sizes: Sizes, seed: int) -> dict[str, TrainConfig]:
+    """The configuration of each arm of recall at the largest number of facts, at the table's rates."""
+    many = max(sizes.facts)
+    return {
+        arm: replace(
+            with_facts(at_table_rates(table, sizes.recall, "recall", arm, model, facts=many), many), seed=seed
+        )
+        for arm, model in recall_arms(sizes.recall.model).items()
+    }
+
+
+def live_tracking(
+    table: pandas.DataFrame, sizes: Sizes, seed: int, objects: int
+) -> dict[str, TrackingConfig]:
+    """The configuration of each arm of tracking ``objects`` things, at the table's rates."""
+    elements = StateTracking(objects).elements
+    return {
+        arm: replace(
+            at_table_rates(table, sizes.tracking, "tracking", arm, model, objects=objects),
+            objects=objects,
+            seed=seed,
+        )
+        for arm, model in tracking_arms(replace(sizes.tracking.model, vocab_size=elements)).items()
     }

@@ -139,6 +139,8 @@ class SpectraRun:
     distance: Tensor
     #: The final singular values over the largest, by the matrix's name.
     spectra: dict[str, Tensor]
+    #: Those of the learnt part.
+    learnt_spectra: dict[str, Tensor]
     #: Of a mixture: (steps, layers, experts) int64; empty for a dense model.
     loads: Tensor
     #: Likewise, float32.
@@ -170,14 +172,18 @@ def spectra_run(config: TrainConfig) -> SpectraRun:
     marks = {*evaluation_marks(config), *EARLY_MARKS}
     marks = sorted(step for step in marks if 0 < step <= config.steps)
     initial: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}  # they share their memory with the model's parameters
     left = 1.0
     measured: list[list[Tensor]] = []
     loads, biases = [], []
 
+    def learnt_parts() -> dict[str, Tensor]:
+        return {name: weight.double() - left * initial[name] for name, weight in weights.items()}
+
     def observe(step: int, model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
         nonlocal left
-        weights = matrices_of(model)
         if step == 0:
+            weights.update(matrices_of(model))
             initial.update({name: weight.double().clone() for name, weight in weights.items()})
             return
         # Both optimizers decay by 1 − lr·λ, with the lr of the matrices (Moonlight eq. 3; AdamW).
@@ -186,7 +192,7 @@ def spectra_run(config: TrainConfig) -> SpectraRun:
             loads.append(torch.stack([layer.load for layer in mixtures]))
             biases.append(torch.stack([layer.bias.clone() for layer in mixtures]))
         if step in marks:
-            learnt = {name: weight.double() - left * initial[name] for name, weight in weights.items()}
+            learnt = learnt_parts()
             measured.append(
                 [
                     torch.stack([svd_entropy(weight) for weight in weights.values()]),
@@ -196,9 +202,10 @@ def spectra_run(config: TrainConfig) -> SpectraRun:
             )
 
     trained = train_to_end(config, observe)
-    spectra = {
-        name: singular_spectrum(weight, normalize=True) for name, weight in matrices_of(trained.model).items()
-    }
+    spectra, learnt_spectra = (
+        {name: singular_spectrum(weight, normalize=True) for name, weight in matrices.items()}
+        for matrices in (weights, learnt_parts())
+    )
     entropy, learnt_entropy, distance = (torch.stack(rows) for rows in zip(*measured, strict=True))
     return SpectraRun(
         config=config,
@@ -209,6 +216,7 @@ def spectra_run(config: TrainConfig) -> SpectraRun:
         learnt_entropy=learnt_entropy,
         distance=distance,
         spectra=spectra,
+        learnt_spectra=learnt_spectra,
         loads=torch.stack(loads) if loads else torch.zeros(config.steps, 0, 0, dtype=torch.int64),
         biases=torch.stack(biases) if biases else torch.zeros(config.steps, 0, 0),
     )
@@ -291,6 +299,16 @@ def router_gap(run: SpectraRun, against: SpectraRun, what: str = "entropy") -> t
     return difference[is_router].mean().item(), difference[~is_router].mean().item()
 
 
+def middle_values(runs: dict[str, list[SpectraRun]]) -> dict[str, float]:
+    """The singular value in the middle of the learnt part's spectrum, over the largest: each arm's mean over its
+    matrices and runs."""
+    means = {}
+    for arm, group in runs.items():
+        spectra = [sigma for run in group for sigma in run.learnt_spectra.values()]
+        means[arm] = sum(sigma[len(sigma) // 2].item() for sigma in spectra) / len(spectra)
+    return means
+
+
 def measured_weights(weights: dict[str, Tensor]) -> list[dict[str, Any]]:
     """SVD entropy, effective and stable rank of every matrix of a decoder's layers, one row each:
     ``layer``, ``group``, ``name``, ``rows``, ``columns`` and the measures of :func:`dslib.spectra.spread`."""
@@ -314,3 +332,12 @@ def measured_weights(weights: dict[str, Tensor]) -> list[dict[str, Any]]:
 def matrices_of(model: Decoder) -> dict[str, Tensor]:
     """The weights that Muon would train, by name, detached."""
     return {name: weight.detach() for name, weight in named_matrices(model).items()}
+
+
+def in_four_bits(W: Tensor) -> Tensor:
+    """``W``, its number of entries a multiple of 32, rounded as Q4_1 does: blocks of 32 numbers, each on 16 levels
+    between its least and its largest."""
+    blocks = W.reshape(-1, 32)
+    low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+    step = (high - low) / 15
+    return (low + step * ((blocks - low) / step).round()).view_as(W)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dslib.attention import wkv7, wkv7_chunked
 from dslib.experiments import rwkv as study
 from dslib.models import DecoderConfig, RWKVConfig, TrainConfig
 from dslib.tasks import RecallTask
@@ -127,3 +128,31 @@ def test_a_run_that_diverges_is_a_bad_one_and_no_nan():
     assert study.track(tracking).loss == math.inf
     assert study.recall(config).accuracy == 0
     assert set(study.track(tracking).accuracy_at) == {0.0}
+
+
+def test_random_inputs_have_the_ranges_of_the_layer():
+    r, w, k, v, a, b = study.random_inputs(50, 4, torch.Generator().manual_seed(0))
+    assert r.shape == v.shape == (1, 1, 50, 4)
+    assert (w > math.exp(-math.exp(-0.5))).all()
+    assert (w < 1).all()
+    torch.testing.assert_close(a.norm(dim=-1), torch.ones(1, 1, 50).double())
+    eta = -b / a
+    assert ((0 < eta) & (eta < 1)).all()
+    torch.testing.assert_close(wkv7(r, w, k, v, a, b), wkv7_chunked(r, w, k, v, a, b))
+
+
+def test_delta_rule_reads_orthogonal_keys_exactly_and_forgives_rewriting_while_a_sum_does_not():
+    plain, delta = study.memory_errors(12, 0, 1.0, 1.0, orthogonal=True)
+    assert max(plain.max(), delta.max()) < 1e-5
+    plain, delta = study.memory_errors(12, 4, 1.0, 1.0, orthogonal=True)
+    assert delta.max() < 1e-5
+    assert plain[:4].min() > 0.5
+    assert plain[4:].max() < 1e-5
+
+
+@pytest.mark.parametrize("rwkv", [False, True])
+def test_next_token_is_read_after_as_many_as_asked(rwkv):
+    decoder = DecoderConfig(vocab_size=7, d_model=32, layers=2, heads=2)
+    config = study.matched(decoder, rank=2) if rwkv else decoder
+    with torch.no_grad():
+        assert study.next_token(config.build(), 9)().shape == (1, 1, 7)

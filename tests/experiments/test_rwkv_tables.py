@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from dslib.experiments import rwkv as study
@@ -78,3 +79,77 @@ def test_tracking_table_takes_the_rate_that_is_best_beyond_the_training_length()
     assert not {row["seed"] for row in table if row["kind"] == "tracking search"} & {0, 1}
     text = tables.row(next(bowl([replace(TINY, recall=None)])), kind="text")
     assert set(text) | {"arm"} == set(finals[0])
+
+
+@pytest.fixture
+def shipped():
+    return pd.DataFrame(
+        [
+            {
+                "kind": "recall",
+                "arm": arm,
+                "facts": facts,
+                "objects": 0,
+                "seed": seed,
+                "lr": lr,
+                "rest_lr": 2 * lr,
+            }
+            for arm, lr in (("attention", 0.1), ("RWKV-7, heads of 16", 0.2), ("RWKV-7, heads of 4", 0.3))
+            for facts in (4, 8)
+            for seed in (1, 0)
+        ]
+        + [
+            {"kind": "tracking", "arm": arm, "facts": 0, "objects": 3, "seed": 0, "lr": 0.4, "rest_lr": 0.5}
+            for arm in study.tracking_arms(DecoderConfig(d_model=16))
+        ]
+    )
+
+
+def test_runs_of_an_arm_stand_by_seed_and_lacking_ones_are_an_error(shipped):
+    found = tables.runs_of(shipped, "recall", "attention", facts=8)
+    assert found.index.tolist() == [0, 1]
+    assert set(found.facts) == {8}
+    with pytest.raises(ValueError, match=r"'Mamba' and {'facts': 8}"):
+        tables.runs_of(shipped, "recall", "Mamba", facts=8)
+
+
+def test_live_runs_are_those_of_the_table_at_its_rates(shipped):
+    recall = tables.live_recall(shipped, tables.FULL, seed=5)
+    assert [(c.lr, c.rest_lr, c.seed) for c in recall.values()] == [
+        (0.1, 0.2, 5),
+        (0.2, 0.4, 5),
+        (0.3, 0.6, 5),
+    ]
+    assert {config.recall.facts for config in recall.values()} == {8}
+    tracking = tables.live_tracking(shipped, tables.FULL, seed=5, objects=3)
+    assert {(c.objects, c.lr, c.rest_lr, c.seed) for c in tracking.values()} == {(3, 0.4, 0.5, 5)}
+    assert {config.model.vocab_size for config in tracking.values()} == {6}
+
+
+def test_whole_table_has_every_kind_of_run(monkeypatch):
+    monkeypatch.setattr(
+        tables, "text_rows", lambda base, seeds, run: [{"kind": "text", "seeds": list(seeds)}]
+    )
+    monkeypatch.setattr(tables, "recall_rows", lambda base, facts, seeds, run: [{"kind": facts}])
+    monkeypatch.setattr(tables, "tracking_rows", lambda base, rates, objects, seeds, run: [{"kind": rates}])
+    made = [row for part in tables.rows(tables.SMOKE, 3, 1) for row in part]
+    assert made[0]["seeds"] == list(range(3, 11))
+    assert [row["kind"] for row in made] == ["text", (2, 4, 8), (0.01, 0.02, 0.04)]
+
+
+def test_pairs_of_lengths_and_the_rival_that_is_hurt_less():
+    rows = [
+        {"kind": "text", "arm": arm, "seed": seed, "loss_long": long, "loss_short": 2.0}
+        for arm, losses in (("attention", (2.5, 1.9)), ("no state", (2.0, 2.0)))
+        for seed, long in enumerate(losses)
+    ]
+    one, other = (tables.length_pairs(pd.DataFrame(rows), arm) for arm in ("attention", "no state"))
+    assert one.long.tolist() == [2.5, 1.9]
+    assert tables.less_changed(one, other).to_numpy().tolist() == [[2.0, 2.0], [1.9, 2.0]]
+
+
+def test_live_text_runs_are_at_the_tables_rates():
+    table = pd.DataFrame([{"kind": "text", "arm": "no state", "seed": 0, "lr": 0.3, "rest_lr": 0.7}])
+    (config,) = tables.live_text(table, tables.FULL, 4, ["no state"]).values()
+    assert (config.lr, config.rest_lr, config.seed, config.model.memory) == (0.3, 0.7, 4, False)
+    assert config.steps == tables.FULL.text.steps

@@ -57,6 +57,8 @@ def test_measures_belong_to_the_weights_that_training_leaves(tiny, optimizer):
     assert (run.final_loss, run.at, run.names) == (result.final_loss, (2, 4), tuple(last))
     expected = torch.stack([svd_entropy(weight) for weight in last.values()])
     torch.testing.assert_close(run.entropy[-1], expected)
+    of_spectra = torch.stack([svd_entropy(torch.diag(sigma)) for sigma in run.learnt_spectra.values()])
+    torch.testing.assert_close(run.learnt_entropy[-1], of_spectra)
     assert run.loads.shape == run.biases.shape == (4, 2, 4)
     assert run.loads.sum(-1).unique().tolist() == [2 * 2 * 16]
     assert run.violations().shape == (4,)
@@ -172,3 +174,19 @@ def test_weights_of_any_decoder_are_measured_matrix_by_matrix():
             Decoder(DecoderConfig(d_model=16, heads=2, layers=2)).blocks[0].attention.query.weight
         ).item()
     )
+
+
+def test_four_bits_keep_the_ends_of_a_block_and_leave_sixteen_levels():
+    W = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rounded = study.in_four_bits(W)
+    for before, after in zip(W.view(-1, 32), rounded.view(-1, 32), strict=True):
+        assert after.min().item() == pytest.approx(before.min().item())
+        assert after.max().item() == pytest.approx(before.max().item())
+        assert len(after.unique()) <= 16
+        assert (after - before).abs().max() <= (before.max() - before.min()) / 30 + 1e-12
+
+
+def test_middle_value_is_the_mean_over_matrices_and_runs():
+    one, other = torch.tensor([1.0, 0.5, 0.1]), torch.tensor([1.0, 0.3])
+    runs = [SimpleNamespace(learnt_spectra=each) for each in ({"a": one, "b": other}, {"a": one})]
+    assert study.middle_values({"Muon": runs}) == {"Muon": pytest.approx((0.5 + 0.3 + 0.5) / 3)}
