@@ -275,17 +275,6 @@ def summaries(runs: dict[str, list[SpectraRun]], **labels: Any) -> list[dict[str
     return rows
 
 
-def largest_difference(rows: pandas.DataFrame, others: pandas.DataFrame, what: Sequence[str]) -> float:
-    """The largest difference between two tables of :func:`summaries` in the mean over seeds of any column that
-    starts with one of ``what``, at the last mark, over the arms that both have."""
-    columns = [column for column in rows.columns if column.split(" ")[0] in what and " " in column]
-    first, second = (
-        table[table["at"] == table.steps].groupby("arm")[columns].mean() for table in (rows, others)
-    )
-    arms = first.index.intersection(second.index)
-    return float((first.loc[arms] - second.loc[arms]).abs().to_numpy().max())
-
-
 def share_higher(values: Tensor, others: Tensor) -> list[float]:
     """The share of matrices whose value is above the other run's: (marks, matrices) twice → one a mark."""
     return (values > others).double().mean(-1).tolist()

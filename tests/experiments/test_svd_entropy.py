@@ -90,15 +90,11 @@ def test_run_against_itself_is_nowhere_higher(run):
         study.summary(run, replace(run, at=(1, 2)))
 
 
-def test_summaries_pair_runs_by_seed_and_tables_are_compared_by_their_means(run):
+def test_summaries_pair_runs_by_seed(run):
     other = replace(run, config=replace(run.config, seed=1))
     rows = pd.DataFrame(study.summaries({"AdamW": [run, other], "Muon": [other]}, model="m"))
     assert len(rows) == 3 * 2
     assert set(rows.model) == {"m"}
-    assert study.largest_difference(rows, rows[rows.arm == "Muon"], ("entropy", "learnt")) == pytest.approx(0)
-    moved = rows.assign(**{"learnt router": rows["learnt router"] + 0.25, "distance MLP": 9.0})
-    assert study.largest_difference(rows, moved, ("entropy", "learnt")) == pytest.approx(0.25)
-    assert study.largest_difference(rows, moved, ("entropy",)) == 0
     with pytest.raises(ValueError, match="seed 1"):
         study.summaries({"AdamW": [run], "Muon": [other]})
 
