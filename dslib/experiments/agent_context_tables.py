@@ -96,6 +96,21 @@ class EpisodeTable:
         taken = np.take_along_axis(solved, best, 0)[0] & np.isfinite(np.take_along_axis(steps, best, 0)[0])
         return taken.astype(float), np.minimum(spent, calls).sum(axis=0).astype(float)
 
+    def restarts(self, arm: Arm, samples: int, calls: int) -> tuple[np.ndarray, np.ndarray]:
+        """One attempt after another over ``samples`` repeats of an arm, ``calls`` calls in all: an attempt that ends
+        without an answer is followed by the next, which starts from nothing: (solved, calls made), both (worlds,)
+        floats."""
+        left = np.full(len(self[arm]), float(calls))
+        solved, going = np.zeros(len(left)), np.ones(len(left), dtype=bool)
+        for sample in range(samples):
+            part = self[replace(arm, sample=arm.sample + sample)]
+            needed = part.calls.to_numpy()
+            finished = going & (needed <= left)
+            solved += finished & part.solved.to_numpy()
+            left -= np.where(going, np.minimum(needed, left), 0)
+            going &= ~(finished & part.outcome.isin(ANSWERED).to_numpy()) & (left > 0)
+        return solved, calls - left
+
     def curve(self, arm: Arm, samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """(mean calls, success) when episodes are stopped after 1, 2, … calls: one run gives every budget."""
         most = max(

@@ -235,6 +235,24 @@ def test_key_of_what_is_kept_holds_the_shipped_weights(tmp_path, monkeypatch):
     assert study.fingerprint(CONFIG, "rl") == ""
 
 
+@pytest.mark.parametrize(
+    ("calls", "solved", "spent"),
+    [
+        (
+            13,
+            [1, 1, 0],
+            [7, 13, 3],
+        ),  # the second world's first attempt runs out of window, its next one solves it
+        (12, [1, 0, 0], [7, 12, 3]),  # and here has one call too few; a wrong answer is an answer and ends it
+        (5, [0, 0, 0], [5, 5, 3]),
+    ],
+)
+def test_restarts_follow_only_what_ended_without_an_answer_and_share_one_budget(calls, solved, spent):
+    found = BY_HAND.restarts(Arm(34), 2, calls)
+    assert found[0].tolist() == solved
+    assert found[1].tolist() == spent
+
+
 def test_success_within_calls_never_exceeds_success(rows):
     found = EpisodeTable(rows)
     for arm in CONFIG.arms:
